@@ -455,7 +455,7 @@ class VerifyResponse(_message.Message):
 
     @_builtins.property
     def errors(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionError]:
-        """Sessions that ended by an error of their own."""
+        """Errors of single sessions."""
 
     @_builtins.property
     def hidden_states(self) -> _containers.RepeatedCompositeFieldContainer[Global___HiddenStates]:
@@ -795,14 +795,23 @@ Global___SessionStats: _TypeAlias = SessionStats  # noqa: Y015
 
 @_typing.final
 class SessionError(_message.Message):
-    """A session ended by an error of its own: bad fields, the deadline, no room."""
+    """An error of one session. Bad fields of an Open, the deadline, no room or a
+    fault of the target end the session, and no Finished follows. A malformed
+    tree does not: it is dropped and counted, its round is decoded plainly, and
+    this message (INVALID_ARGUMENT, reason INVALID_TREE, the field's path) tells
+    the author of the draft why. So does an Open whose id is in use: the session
+    that has the id goes on.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
+    SESSION_ENDED_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     """The session."""
+    session_ended: _builtins.bool
+    """Whether the session is over. If not, this is a notice alone."""
     @_builtins.property
     def status(self) -> _status_pb2.Status:
         """Code, message and details (ErrorInfo, BadRequest, RetryInfo)."""
@@ -812,10 +821,11 @@ class SessionError(_message.Message):
         *,
         session: _builtins.int = ...,
         status: _status_pb2.Status | None = ...,
+        session_ended: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session", "session_ended", b"session_ended", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

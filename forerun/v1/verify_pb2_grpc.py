@@ -67,8 +67,9 @@ class VerifyServiceServicer:
     def Verify(self, request_iterator, context):
         """Carries all sessions of one draft server. Whatever is ready goes into one
         message, either way. An error of one session arrives in
-        VerifyResponse.errors and ends that session alone. When the stream ends,
-        all of its sessions end and their KV is freed.
+        VerifyResponse.errors and touches that session alone; it says whether the
+        session goes on. When the stream ends, all of its sessions end and their
+        KV is freed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

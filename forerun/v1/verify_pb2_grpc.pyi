@@ -44,8 +44,9 @@ class VerifyServiceStub:
     Verify: _grpc.StreamStreamMultiCallable[_verify_pb2.VerifyRequest, _verify_pb2.VerifyResponse]
     """Carries all sessions of one draft server. Whatever is ready goes into one
     message, either way. An error of one session arrives in
-    VerifyResponse.errors and ends that session alone. When the stream ends,
-    all of its sessions end and their KV is freed.
+    VerifyResponse.errors and touches that session alone; it says whether the
+    session goes on. When the stream ends, all of its sessions end and their
+    KV is freed.
     """
 
 @_typing.type_check_only
@@ -64,8 +65,9 @@ class VerifyServiceAsyncStub(VerifyServiceStub):
     Verify: _aio.StreamStreamMultiCallable[_verify_pb2.VerifyRequest, _verify_pb2.VerifyResponse]  # type: ignore[assignment]
     """Carries all sessions of one draft server. Whatever is ready goes into one
     message, either way. An error of one session arrives in
-    VerifyResponse.errors and ends that session alone. When the stream ends,
-    all of its sessions end and their KV is freed.
+    VerifyResponse.errors and touches that session alone; it says whether the
+    session goes on. When the stream ends, all of its sessions end and their
+    KV is freed.
     """
 
 class VerifyServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -93,8 +95,9 @@ class VerifyServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_verify_pb2.VerifyResponse], _abc.AsyncIterator[_verify_pb2.VerifyResponse]]:
         """Carries all sessions of one draft server. Whatever is ready goes into one
         message, either way. An error of one session arrives in
-        VerifyResponse.errors and ends that session alone. When the stream ends,
-        all of its sessions end and their KV is freed.
+        VerifyResponse.errors and touches that session alone; it says whether the
+        session goes on. When the stream ends, all of its sessions end and their
+        KV is freed.
         """
 
 def add_VerifyServiceServicer_to_server(servicer: VerifyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
