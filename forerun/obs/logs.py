@@ -33,12 +33,12 @@ def configure_logging(
 class TextFormatter(logging.Formatter):
     """`2026-01-31T12:00:00.123Z INFO verify_server.app: message`, in UTC."""
 
-    converter = time.gmtime
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self.converter = time.gmtime
 
 
 class JsonFormatter(TextFormatter):
