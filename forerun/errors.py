@@ -177,8 +177,20 @@ ERRORS: tuple[type[ForerunError], ...] = (
     Internal,
 )
 _BY_REASON = {reason: error for error in ERRORS for reason in error.reasons}
-# Reversed, so that the first class of a code is the one that stands for it.
-_BY_CODE = {error.code: error for error in reversed(ERRORS)}
+# Of a code without one of our reasons. NOT_FOUND, ABORTED and FAILED_PRECONDITION from a proxy say
+# nothing about a session or a model.
+_BY_CODE: dict[str, type[ForerunError]] = {
+    error.code: error
+    for error in (
+        InvalidArgument,
+        Overloaded,
+        Unavailable,
+        DeadlineExceeded,
+        Cancelled,
+        Unauthenticated,
+        Internal,
+    )
+}
 
 
 def to_status(error: BaseException) -> Status:
@@ -260,7 +272,7 @@ def _message_too_large(status: Status) -> MessageTooLarge | None:
         return None
     size, limit = sizes.groups()
     return MessageTooLarge(
-        f"the message has {size} bytes and the limit is {limit} bytes; send a shorter prompt",
+        f"the message has {size} bytes and the limit is {limit} bytes; make it smaller",
         metadata={"limit_bytes": limit, "size_bytes": size},
     )
 

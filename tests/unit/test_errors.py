@@ -68,7 +68,7 @@ def test_an_unknown_reason_falls_back_to_the_code() -> None:
 def test_another_domain_says_nothing_about_our_reasons() -> None:
     status = Status(code=Code.NOT_FOUND, message="no")
     status.details.add().Pack(ErrorInfo(reason="INVALID_TREE", domain="proxy.example"))
-    assert type(from_status(status)) is errors.SessionNotFound
+    assert type(from_status(status)) is ForerunError
 
 
 @pytest.mark.parametrize(
