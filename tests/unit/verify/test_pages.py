@@ -1,0 +1,235 @@
+"""The pool under pressure: sessions wait, give way and come back; nothing leaks, nothing locks up,
+and output stays that of plain decoding."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from forerun.errors import Unavailable
+from forerun.tree import Tree
+from tests.fixtures.scripted_target import ScriptedTarget, decode_plainly, hash_next
+from tests.fixtures.scripted_trees import chain, random_tree
+from tests.fixtures.stepping import Seen, Stepping
+from verify_server.events import EndAll, Refuse
+
+VOCAB = 1000
+NEXT = hash_next(VOCAB)
+
+
+def small_pool(pages: int = 6, **settings: Any) -> Stepping:
+    target = ScriptedTarget(NEXT, page_size=4, pages_total=pages, max_context=200)
+    return Stepping(target, **({"draft_nodes": 3, "draft_depth": 3} | settings))
+
+
+def assert_base(stepping: Stepping, max_tokens: int) -> None:
+    for seen in stepping.seen.values():
+        assert seen.tokens == decode_plainly(NEXT, seen.prompt, max_tokens)
+        assert seen.finished[0].stats.emitted == max_tokens
+    assert stepping.target.pages_free == stepping.target.info.pages_total
+
+
+def test_three_sessions_on_six_pages_finish_with_one_preempted() -> None:
+    stepping = small_pool()
+    for number in (1, 2, 3):
+        stepping.open(number, [number], 16, drafting=True)
+    stepping.run(lambda seen: chain(NEXT, seen.committed, 1, 2, VOCAB))
+    assert stepping.metrics.value("preemptions_total") >= 1
+    assert stepping.target.fewest_free == 0
+    assert_base(stepping, 16)
+
+
+def test_three_plain_sessions_on_six_pages_finish() -> None:
+    stepping = small_pool()
+    for number in (1, 2, 3):
+        stepping.open(number, [number], 20)
+    stepping.run()
+    assert stepping.metrics.value("preemptions_total") >= 1
+    assert_base(stepping, 20)
+
+
+def test_a_tree_that_answers_after_a_preemption_is_dropped() -> None:
+    """The session loses its pages in the middle of a round; its draft answers after it is back."""
+    stepping = small_pool()
+    oldest = stepping.open(1, [1], 18)
+    stepping.open(2, [2], 18)
+    youngest = stepping.open(3, [3], 18, drafting=True, patience_us=10**6)
+    while not stepping.metrics.value("preemptions_total"):
+        stepping.now_ns += 1
+        stepping.step()
+    assert not youngest.finished
+    stale = chain(NEXT, youngest.committed, 2, 1, VOCAB)
+    stamp = {"round": youngest.round, "committed_len": len(youngest.committed)}
+    stepping.send(3, stale, **stamp)
+    assert stepping.metrics.value("stale_trees_total", reason="preempted") == 1
+    rounds = len(youngest.verdicts)
+    while len(youngest.verdicts) == rounds:
+        stepping.now_ns += 1
+        stepping.step()
+    assert oldest.finished, "the oldest goes first"
+    assert youngest.verdicts[-1].plain, "the round that was on is decoded plainly"
+    stepping.send(3, stale, **stamp)
+    assert stepping.metrics.value("stale_trees_total", reason="round") == 1
+    stepping.run()
+    assert_base(stepping, 18)
+
+
+def test_a_tree_that_is_there_when_pages_go_is_dropped() -> None:
+    stepping = small_pool(pages=4)
+    stepping.open(1, [1], 15)
+    young = stepping.open(2, [2], 13, drafting=True, patience_us=10**6)
+    while not stepping.metrics.value("preemptions_total"):
+        stepping.now_ns += 1
+        if young.budget.nodes and young.answered < young.round:
+            young.answered = young.round
+            stepping.now_ns += 1
+            stepping.send(2, chain(NEXT, young.committed, 0, 3, VOCAB))
+        stepping.step()
+    stepping.run(lambda seen: chain(NEXT, seen.committed, 1, 2, VOCAB))
+    for number, count in ((1, 15), (2, 13)):
+        assert stepping.seen[number].tokens == decode_plainly(NEXT, [number], count)
+
+
+def test_a_tree_shrinks_to_a_plain_step_before_anybody_loses_pages() -> None:
+    stepping = small_pool(pages=4, draft_nodes=8, draft_depth=8)
+    old = stepping.open(1, [1, 2, 3], 12, drafting=True)
+    stepping.step()
+    assert old.budget.nodes == 8
+    stepping.open(2, [4, 5, 6], 2)
+    stepping.step()
+    assert stepping.target.pages_free < 3
+    stepping.send(1, chain(NEXT, old.committed, 8, 0, VOCAB))
+    stepping.step()
+    assert stepping.metrics.value("stale_trees_total", reason="no_pages") in (0, 1)
+    assert stepping.metrics.value("preemptions_total") == 0
+    stepping.run()
+    assert old.tokens == decode_plainly(NEXT, [1, 2, 3], 12)
+
+
+def test_sessions_wait_for_pages_in_order_of_arrival() -> None:
+    stepping = small_pool(pages=3)
+    for number in range(1, 6):
+        stepping.open(number, [number] * 7, 3)
+    order: list[int] = []
+    for _ in range(40):
+        stepping.now_ns += 1
+        for stream in stepping.step().values():
+            order += [opened.session for opened in stream.opened]
+    assert order == [1, 2, 3, 4, 5]
+    assert_base(stepping, 3)
+
+
+def test_a_prompt_that_never_fits_is_an_error_and_a_full_queue_is_another() -> None:
+    stepping = small_pool(pages=3, max_waiting=2)
+    never = stepping.open(1, [1] * 12, 5)
+    fits = stepping.open(2, [2] * 11, 5)
+    for number in (3, 4, 5):
+        stepping.open(number, [number] * 9, 2)
+    stepping.run()
+    assert never.failures[0].error.reason == "PROMPT_TOO_LONG"
+    assert never.failures[0].error.fields[0].field == "open.prompt_token_ids"  # type: ignore[attr-defined]
+    assert len(fits.tokens) == 1, "the pool is the context limit where it is smaller"
+    refused = stepping.seen[5].failures[0].error
+    assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", "KV_FULL")
+    assert refused.retry_after_ms
+    assert [len(stepping.seen[n].tokens) for n in (3, 4)] == [2, 2]
+
+
+def test_sessions_of_one_stream_are_limited() -> None:
+    stepping = small_pool(max_sessions=2)
+    for number in (1, 2, 3):
+        stepping.open(number, [number], 2)
+    stepping.run()
+    assert stepping.seen[3].failures[0].error.reason == "TOO_MANY_SESSIONS"
+    assert stepping.seen[1].finished and stepping.seen[2].finished
+
+
+def test_a_session_id_in_use_is_refused_and_its_owner_goes_on() -> None:
+    stepping = small_pool()
+    seen = stepping.open(1, [1], 5)
+    stepping.step()
+    stepping.open(1, [2], 5)
+    stepping.run()
+    assert [failure.ended for failure in seen.failures] == [False]
+    assert seen.tokens == decode_plainly(NEXT, [1], 5)
+
+
+def test_a_prompt_keeps_its_pages_between_chunks() -> None:
+    stepping = small_pool(pages=8, prefill_chunk=4)
+    long = stepping.open(1, list(range(20)), 4)
+    for number in (2, 3, 4):
+        stepping.open(number, [number], 8)
+    stepping.run()
+    assert long.tokens == decode_plainly(NEXT, list(range(20)), 4)
+
+
+def test_hidden_states_are_sent_once_though_the_prompt_is_computed_twice() -> None:
+    stepping = small_pool(pages=6, prefill_chunk=2)
+    stepping.open(1, [1], 20)
+    for _ in range(7):
+        stepping.now_ns += 1
+        stepping.step()
+    young = stepping.open(2, list(range(12)), 3, hidden_taps=[1])
+    stepping.run()
+    assert stepping.metrics.value("preemptions_total") >= 1
+    positions = [
+        p for h in young.hidden for p in range(h.first_position, h.first_position + h.rows)
+    ]
+    assert positions == list(range(12))
+    assert young.tokens == decode_plainly(NEXT, list(range(12)), 3)
+
+
+def test_refusing_and_ending_all() -> None:
+    stepping = small_pool()
+    first = stepping.open(1, [1], 50)
+    stepping.step()
+    error = Unavailable("the server is stopping", reason="DRAINING")
+    stepping.scheduler.submit(Refuse(error))
+    refused = stepping.open(2, [2], 5)
+    stepping.step()
+    assert refused.failures[0].error is error
+    assert not first.ended
+    stepping.scheduler.submit(EndAll(error))
+    stepping.step()
+    assert first.failures[0].error is error
+    assert stepping.target.pages_free == stepping.target.info.pages_total
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("branching", [1, 4])
+def test_no_page_is_lost_over_five_hundred_sessions(page_size: int, branching: int) -> None:
+    """Random accepts, a fifth cancelled at random moments, a pool that is always too small."""
+    rng = random.Random(page_size * branching)
+    target = ScriptedTarget(NEXT, page_size=page_size, pages_total=max(6, 192 // page_size))
+    stepping = Stepping(target, max_waiting=500, max_sessions=500, row_budget=64)
+    cancelled = set()
+    counts = {}
+    for number in range(500):
+        prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 6))]
+        counts[number] = rng.randint(1, 12)
+        stepping.open(number, prompt, counts[number], drafting=rng.random() < 0.8)
+
+    def draft(seen: Seen) -> Tree | None:
+        victim = rng.randrange(500)
+        if rng.random() < 0.1 and not stepping.seen[victim].ended and len(cancelled) < 100:
+            cancelled.add(victim)
+            stepping.cancel(victim)
+        if rng.random() < 0.05:
+            return None
+        return random_tree(rng, NEXT, seen.committed, nodes=rng.randint(0, 6),
+                           branching=branching, right=0.6, vocab_size=VOCAB)  # fmt: skip
+
+    stepping.run(draft)
+    assert len(cancelled) > 20
+    for number, seen in stepping.seen.items():
+        expected = decode_plainly(NEXT, seen.prompt, counts[number])
+        if number not in cancelled:
+            assert seen.tokens == expected
+        assert seen.tokens == expected[: len(seen.tokens)]
+        assert len(seen.finished) == 1
+    assert target.fewest_free == 0
+    assert target.pages_free == target.info.pages_total
+    emitted = sum(len(seen.tokens) for seen in stepping.seen.values())
+    assert stepping.metrics.value("emitted_total") == emitted

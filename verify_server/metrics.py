@@ -1,0 +1,101 @@
+"""Counters and gauges of the verify server, in a Prometheus registry of their own.
+
+Counters alone, so that every rate is a quotient of two of them: acceptance rate is
+accepted / drafted_nodes, mean accepted length accepted / rounds, and at depth d
+accepted_by_depth{d} / drafted_by_depth{d}. The bonus token is in emitted alone. Nothing is
+labelled by session.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from forerun.tree import Tree
+from verify_server.sessions import Dropped, Phase
+
+STEP_BUCKETS = (
+    0.0005, 0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2
+)  # fmt: skip
+
+
+class Metrics:
+    """What is counted; `registry` is what an HTTP endpoint serves."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._rounds = self._counter("rounds", "Rounds with at least one proposed node.")
+        self._drafted = self._counter("drafted_nodes", "Nodes verified, roots not counted.")
+        self._accepted = self._counter("accepted", "Accepted nodes, cut where a session ended.")
+        self._accepted_by_depth = self._counter(
+            "accepted_by_depth", "Rounds that accepted a node of this depth.", "depth"
+        )
+        self._drafted_by_depth = self._counter(
+            "drafted_by_depth", "Rounds that proposed a node of this depth.", "depth"
+        )
+        self._emitted = self._counter("emitted", "Tokens emitted, first and bonus tokens too.")
+        self._plain_steps = self._counter("plain_steps", "Steps of plain decoding.")
+        self._stale = self._counter("stale_trees", "Trees dropped, never applied.", "reason")
+        self._preemptions = self._counter("preemptions", "Sessions that had to give pages back.")
+        self._finished = self._counter("finished", "Sessions that finished.", "reason")
+        self._errors = self._counter("errors", "Sessions that ended by an error.", "reason")
+        self._rows = self._counter("rows", "Rows computed.", "kind")
+        self._sessions = self._gauge("sessions", "Open sessions.", "phase")
+        self._pages = self._gauge("pages", "Pages of the KV pool.", "state")
+        self._step_seconds = Histogram(
+            "forerun_verify_step_seconds",
+            "Duration of one step.",
+            registry=self.registry,
+            buckets=STEP_BUCKETS,
+        )
+        for reason in Dropped:
+            self._stale.labels(reason.value)
+
+    def record_first_token(self) -> None:
+        self._emitted.inc()
+
+    def record_round(self, tree: Tree, accepted: int, emitted: int) -> None:
+        """Counts a verdict, `accepted` nodes and `emitted` tokens as cut where a session ended."""
+        self._emitted.inc(emitted)
+        if tree.num_nodes == 0:
+            self._plain_steps.inc()
+            return
+        self._rounds.inc()
+        self._drafted.inc(tree.num_nodes)
+        self._accepted.inc(accepted)
+        for depth in range(1, tree.max_depth + 1):
+            self._drafted_by_depth.labels(depth).inc()
+        for depth in range(1, accepted + 1):
+            self._accepted_by_depth.labels(depth).inc()
+
+    def record_dropped(self, reason: Dropped) -> None:
+        self._stale.labels(reason.value).inc()
+
+    def record_preemption(self) -> None:
+        self._preemptions.inc()
+
+    def record_finished(self, reason: str) -> None:
+        self._finished.labels(reason).inc()
+
+    def record_error(self, reason: str) -> None:
+        self._errors.labels(reason).inc()
+
+    def record_step(self, seconds: float, *, decode_rows: int, prefill_rows: int) -> None:
+        self._step_seconds.observe(seconds)
+        self._rows.labels("decode").inc(decode_rows)
+        self._rows.labels("prefill").inc(prefill_rows)
+
+    def set_load(self, sessions: dict[Phase, int], pages_free: int, pages_total: int) -> None:
+        for phase in Phase:
+            self._sessions.labels(phase.value).set(sessions.get(phase, 0))
+        self._pages.labels("free").set(pages_free)
+        self._pages.labels("held").set(pages_total - pages_free)
+
+    def value(self, name: str, **labels: str) -> float:
+        """The value of `forerun_verify_<name>`, 0 where it was never counted."""
+        return self.registry.get_sample_value(f"forerun_verify_{name}", labels) or 0.0
+
+    def _counter(self, name: str, help: str, *labels: str) -> Counter:
+        return Counter(f"forerun_verify_{name}", help, labels, registry=self.registry)
+
+    def _gauge(self, name: str, help: str, *labels: str) -> Gauge:
+        return Gauge(f"forerun_verify_{name}", help, labels, registry=self.registry)

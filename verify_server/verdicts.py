@@ -1,0 +1,210 @@
+"""What a step's predictions mean: accepted nodes, emitted tokens, ended sessions, next budgets.
+
+Greedy verification (Leviathan et al., arXiv:2211.17192, at temperature 0; trees as in SpecInfer,
+arXiv:2305.09781). Knows nothing of what comes in next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.engine.interface import RowsOut, TargetEngine
+from forerun.engine.interface import Sequence as Cache
+from forerun.tree import Budget, Tree, verify_greedy
+from verify_server import budget
+from verify_server.config import VerifyConfig
+from verify_server.events import Hidden, KvState, Opened, Outcome, StreamOutput, Timing, Verdict
+from verify_server.metrics import Metrics
+from verify_server.residency import Residency
+from verify_server.sessions import Phase, Session
+from verify_server.step import Step
+from verify_server.stops import FinishReason
+
+
+@dataclass(slots=True)
+class _Ruling:
+    """What one session gets out of a step: `emitted` of `block`, and why it ends, if it does."""
+
+    session: Session
+    tree: Tree | None
+    accepted: list[int]
+    block: list[int]
+    emitted: int
+    reason: FinishReason | None
+    hidden: Hidden | None
+
+
+class Judge:
+    """Applies the outcome of a forward to its sessions and to the cache."""
+
+    def __init__(
+        self, engine: TargetEngine, config: VerifyConfig, residency: Residency, metrics: Metrics
+    ) -> None:
+        self._engine = engine
+        self._config = config
+        self._residency = residency
+        self._metrics = metrics
+
+    def settle(
+        self,
+        step: Step,
+        outs: Sequence[RowsOut],
+        began_ns: int,
+        clock_ns: Callable[[], int],
+        stream: Callable[[int], StreamOutput],
+    ) -> list[tuple[Session, FinishReason]]:
+        """Commits what stays and writes the step's openings, verdicts and hidden states.
+
+        Returns the sessions that ended, whose pages are freed already; the caller drops them.
+        """
+        rulings: list[_Ruling] = []
+        kept: list[tuple[Cache, Sequence[int] | int]] = []
+        for session, rows, tree, out in zip(
+            step.sessions, step.rows, step.trees, outs, strict=True
+        ):
+            assert session.sequence is not None
+            stays: Sequence[int] | int
+            if tree is None:
+                ruling, stays = _rule_prompt(session, len(rows.token_ids), out)
+            else:
+                ruling, stays = _rule_round(session, tree, out)
+            rulings.append(ruling)
+            if ruling.reason is None:
+                kept.append((session.sequence, stays))
+            else:
+                self._engine.release(session.sequence)
+        self._engine.commit(kept)
+        self._move_on(rulings)
+        now_ns = clock_ns()
+        took_ns = now_ns - began_ns
+        self._metrics.record_step(
+            took_ns / 1e9,
+            decode_rows=step.count(prefill=False),
+            prefill_rows=step.count(prefill=True),
+        )
+        for ruling in rulings:
+            self._write(ruling, began_ns, now_ns, stream(ruling.session.stream))
+        return [(r.session, r.reason) for r in rulings if r.reason is not None]
+
+    def _move_on(self, rulings: list[_Ruling]) -> None:
+        """Sessions whose committed tokens are cached go on to decoding."""
+        for ruling in rulings:
+            session = ruling.session
+            if session.phase is not Phase.PREFILLING or ruling.reason is not None:
+                continue
+            assert session.sequence is not None
+            if session.sequence.length == session.prefill_len:
+                session.phase = Phase.DECODING
+            else:
+                self._residency.keep_reserved(session)
+
+    def _write(self, ruling: _Ruling, began_ns: int, now_ns: int, output: StreamOutput) -> None:
+        session, took_ns = ruling.session, now_ns - began_ns
+        if ruling.tree is None:
+            if ruling.hidden is not None:
+                output.hidden.append(ruling.hidden)
+            if ruling.emitted:
+                session.stats.emitted += 1
+                self._metrics.record_first_token()
+                timing = Timing(began_ns - session.received_ns, took_ns)
+                granted = self._begin_round(ruling, now_ns)
+                kv = self._kv(session, ruling.reason)
+                first = ruling.block[0]
+                output.opened.append(Opened(session.number, first, kv, granted, timing))
+            elif session.phase is Phase.DECODING:
+                session.due_ns = now_ns
+            return
+        round_number, tree = session.round, ruling.tree
+        timing = Timing(max(0, began_ns - session.ready_ns), took_ns)
+        self._count(ruling, tree)
+        granted = self._begin_round(ruling, now_ns)
+        bonus = ruling.block[-1] if ruling.emitted == len(ruling.block) else None
+        output.verdicts.append(
+            Verdict(
+                session=session.number,
+                round=round_number,
+                accepted_nodes=ruling.accepted,
+                token_ids=[tree.token_ids[node] for node in ruling.accepted],
+                bonus_token_id=bonus,
+                kv=self._kv(session, ruling.reason),
+                budget=granted,
+                timing=timing,
+                plain=tree.num_nodes == 0,
+                hidden=ruling.hidden,
+            )
+        )
+
+    def _count(self, ruling: _Ruling, tree: Tree) -> None:
+        session, accepted = ruling.session, len(ruling.accepted)
+        session.stats.record_round(tree, accepted, ruling.emitted)
+        self._metrics.record_round(tree, accepted, ruling.emitted)
+        if session.granted.nodes == 0:
+            session.pace.record_plain_step()
+        elif session.tree is None or tree.num_nodes:
+            session.pace.record_round(accepted)
+
+    def _begin_round(self, ruling: _Ruling, now_ns: int) -> Budget:
+        session = ruling.session
+        if ruling.reason is not None:
+            return budget.NONE
+        node = ruling.accepted[-1] if ruling.accepted else 0
+        session.last_outcome = Outcome(session.round, node, session.committed[-1])
+        session.begin_round(self._grant(session), now_ns)
+        return session.granted
+
+    def _grant(self, session: Session) -> Budget:
+        if not session.drafting or not session.pace.drafts:
+            return budget.NONE
+        decoding = sum(s.phase is Phase.DECODING for s in self._residency.residents)
+        return budget.grant(
+            self._config.draft_limit,
+            row_budget=self._config.row_budget,
+            sessions=decoding,
+            remaining=session.rule.remaining(session.emitted, len(session.committed)),
+            room=session.room,
+        )
+
+    def _kv(self, session: Session, reason: FinishReason | None) -> KvState:
+        assert session.sequence is not None
+        held = reason is None
+        return KvState(
+            committed_len=len(session.committed),
+            cached_len=session.sequence.length if held else 0,
+            pages_held=len(session.sequence.pages) if held else 0,
+            pages_free=self._engine.pages_free,
+        )
+
+
+def _rule_prompt(session: Session, count: int, out: RowsOut) -> tuple[_Ruling, int]:
+    assert session.sequence is not None
+    hidden = None
+    if out.hidden is not None:
+        # Sent before, when the session was in the pool the first time.
+        known = max(0, session.prompt_hidden_sent - session.sequence.length)
+        hidden = _hidden(session, session.sequence.length + known, out.hidden[known:])
+        session.prompt_hidden_sent = session.sequence.length + count
+    block = [int(token_id) for token_id in out.predictions]
+    emitted, reason = session.emit(block) if block else (0, None)
+    return _Ruling(session, None, [], block, emitted, reason, hidden), count
+
+
+def _rule_round(session: Session, tree: Tree, out: RowsOut) -> tuple[_Ruling, list[int]]:
+    accepted, bonus = verify_greedy(tree, out.predictions.tolist())
+    stays = [0, *accepted]
+    root_position = len(session.committed) - 1
+    block = [*(tree.token_ids[node] for node in accepted), bonus]
+    emitted, reason = session.emit(block)
+    accepted = accepted[:emitted]
+    hidden = None
+    if out.hidden is not None:
+        hidden = _hidden(session, root_position, out.hidden[[0, *accepted]])
+    return _Ruling(session, tree, accepted, block, emitted, reason, hidden), stays
+
+
+def _hidden(session: Session, first_position: int, rows: NDArray[np.uint16]) -> Hidden:
+    data = np.ascontiguousarray(rows, dtype="<u2").tobytes()
+    return Hidden(session.number, first_position, len(rows), data)
