@@ -1,0 +1,210 @@
+"""The draft server as a whole: ports, health, reflection, signals and the order of start and stop.
+
+Nothing else wires these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
+
+from draft_server.config import DraftConfig
+from draft_server.drafters.base import Drafter
+from draft_server.drafters.registry import create_drafter
+from draft_server.drafting import DraftingThread
+from draft_server.metrics import DraftMetrics
+from draft_server.servicer import GenerateServicer
+from draft_server.verifier_stream import VerifierStream
+from forerun.models import Tokenizer, default_model_path, load_tokenizer
+from forerun.obs.progress import progress
+from forerun.v1 import generate_pb2, generate_pb2_grpc
+
+logger = logging.getLogger(__name__)
+
+SERVICE = generate_pb2.DESCRIPTOR.services_by_name["GenerateService"].full_name
+
+
+class DraftServer:
+    """A draft server on the running event loop.
+
+    tokenizer and drafter: in place of those that the config names. `address` is where it listens
+    (a port of 0 becomes the one that was chosen), known after `start`.
+    """
+
+    def __init__(
+        self,
+        config: DraftConfig,
+        *,
+        tokenizer: Tokenizer | None = None,
+        drafter: Drafter[Any] | None = None,
+    ) -> None:
+        self.config = config
+        self.metrics = DraftMetrics()
+        self.address = ""
+        self._tokenizer = tokenizer
+        self._drafter = drafter
+        self._health = health_aio.HealthServicer()
+        self._ready = asyncio.Event()
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Loads what is needed and listens. Serving begins once a verify server is connected and
+        checked; until then health says NOT_SERVING.
+
+        Raises ModelError, ModelMismatch or ValueError for a model that cannot be used, OSError
+        where the address cannot be had.
+        """
+        config = self.config
+        await self._set_health(False)
+        tokenizer, drafter = self._tokenizer, self._drafter
+        if tokenizer is None:
+            tokenizer = await asyncio.to_thread(_load_tokenizer, config.model)
+        if drafter is None:
+            drafter = await asyncio.to_thread(_load_drafter, config, tokenizer)
+        self._drafting = DraftingThread(drafter, config.draft_timeout_ms / 1000)
+        self._drafting.start()
+        self._channel = open_channel(config)
+        self.stream = VerifierStream(
+            self._channel,
+            tokenizer,
+            self.metrics,
+            reopen_timeout_s=config.reopen_timeout_s,
+            on_ready=self._on_ready,
+        )
+        self._servicer = GenerateServicer(
+            tokenizer, self.stream, self._drafting, self.metrics, config.max_message_bytes
+        )
+        self._server = create_server(config)
+        generate_pb2_grpc.add_GenerateServiceServicer_to_server(self._servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if config.reflection:
+            names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+            reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), self._server)
+        self.address = bind(self._server, config)
+        self._metrics_server = None
+        if config.metrics_port is not None:
+            self._metrics_server, _ = start_http_server(
+                config.metrics_port, registry=self.metrics.registry
+            )
+        await self._server.start()
+        self.stream.start()
+        logger.info("listening on %s, drafting by %s", self.address, drafter.info.name)
+
+    async def wait_ready(self) -> None:
+        """Returns once a verify server is connected and checked."""
+        await self._ready.wait()
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Refuses new generations, lets open ones finish for `grace` seconds (default: the
+        config's), and frees everything."""
+        self._stopping = True
+        await self._health.enter_graceful_shutdown()
+        self._servicer.draining = True
+        await self._server.stop(self.config.grace_s if grace is None else grace)
+        await self.stream.stop()
+        await self._channel.close()
+        await self._drafting.stop()
+        if self._metrics_server is not None:
+            self._metrics_server.shutdown()
+            self._metrics_server.server_close()
+
+    def _on_ready(self, ready: bool) -> None:
+        if ready:
+            self._ready.set()
+        else:
+            self._ready.clear()
+        if not self._stopping:
+            task = asyncio.ensure_future(self._set_health(ready))
+            self._health_task = task  # the loop itself holds tasks weakly
+
+    async def _set_health(self, ready: bool) -> None:
+        states = health_pb2.HealthCheckResponse
+        for service in ("", SERVICE):
+            await self._health.set(service, states.SERVING if ready else states.NOT_SERVING)
+
+
+async def serve(config: DraftConfig) -> None:
+    """Runs a draft server until SIGTERM or SIGINT, then drains it; a second signal cuts that
+    short."""
+    server = DraftServer(config)
+    stop = asyncio.Event()
+    again = asyncio.Event()
+
+    def on_signal() -> None:
+        (again if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    await server.start()
+    await stop.wait()
+    logger.info("draining for at most %g s", config.grace_s)
+    draining = asyncio.create_task(server.stop())
+    hurry = asyncio.create_task(again.wait())
+    await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
+    if not draining.done():
+        draining.cancel()
+    hurry.cancel()
+    await asyncio.gather(draining, hurry, return_exceptions=True)
+
+
+def run(config: DraftConfig) -> None:
+    """`serve` on a loop of its own, uvloop's where it is installed."""
+    logger.info("draft server: %s", config.describe())
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(serve(config))
+    else:
+        uvloop.run(serve(config))
+
+
+def _load_tokenizer(model: str | None) -> Tokenizer:
+    return load_tokenizer(model or default_model_path())
+
+
+def _load_drafter(config: DraftConfig, tokenizer: Tokenizer) -> Drafter[Any]:
+    with progress(f"draft {config.draft}") as report:
+        return create_drafter(config.draft, config.draft_settings, tokenizer, report)
+
+
+def open_channel(config: DraftConfig) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(
+        config.verifier,
+        options=(
+            ("grpc.max_send_message_length", config.max_message_bytes),
+            ("grpc.max_receive_message_length", config.max_message_bytes),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1000),
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_retries", 0),
+        ),
+    )
+
+
+def create_server(config: DraftConfig) -> grpc.aio.Server:
+    return grpc.aio.server(
+        options=(
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_send_message_length", config.max_message_bytes),
+            ("grpc.max_receive_message_length", config.max_message_bytes),
+        )
+    )
+
+
+def bind(server: grpc.aio.Server, config: DraftConfig) -> str:
+    port = server.add_insecure_port(config.listen)
+    return (
+        config.listen
+        if config.listen.startswith("unix:")
+        else f"{config.listen.rsplit(':', 1)[0]}:{port}"
+    )

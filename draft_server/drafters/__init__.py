@@ -1,0 +1,1 @@
+"""Drafting methods, one file each. They know models and trees, and nothing of gRPC."""

@@ -1,0 +1,118 @@
+"""The drafting methods by name, what each needs, and how it is made.
+
+A name that is unknown, or a combination that cannot work, is refused at the start with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draft_server.drafters.base import Drafter
+from draft_server.drafters.ngram import NgramDrafter
+from draft_server.drafters.none import NoDrafter
+from draft_server.drafters.vocabulary import check_shared
+from forerun.models import Tokenizer, load_tokenizer, open_checkpoint
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSettings:
+    """What methods can be told. min_match: of `ngram`; the rest is for methods with a model of
+    their own: where it is, and how its engine runs (kv_tokens: tokens that its KV cache holds;
+    threads 0: one a physical core; max_context 0: as much as the model can)."""
+
+    min_match: int = 2
+    min_probability: float = 0.1
+    model: Path | None = None
+    dtype: str = "bfloat16"
+    threads: int = 0
+    kv_tokens: int = 32768
+    max_context: int = 0
+    prefill_chunk: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A way to draft. `create` gets the settings, the target's tokenizer and a progress report."""
+
+    summary: str
+    needs_model: bool
+    create: Callable[[DraftSettings, Tokenizer, Progress | None], Drafter[Any]]
+
+
+def _none(settings: DraftSettings, tokenizer: Tokenizer, progress: Progress | None) -> NoDrafter:
+    return NoDrafter()
+
+
+def _ngram(
+    settings: DraftSettings, tokenizer: Tokenizer, progress: Progress | None
+) -> NgramDrafter:
+    return NgramDrafter(settings.min_match, settings.min_probability)
+
+
+def _standalone(
+    settings: DraftSettings, tokenizer: Tokenizer, progress: Progress | None
+) -> Drafter[Any]:
+    # The native module: the other methods need none.
+    from draft_server.drafters.standalone import StandaloneDrafter
+    from forerun.engine import Engine, EngineConfig
+
+    assert settings.model is not None, "check_method comes first"
+    draft_vocabulary = load_tokenizer(settings.model).vocabulary()
+    shared = check_shared(
+        "the target's tokenizer", tokenizer.vocabulary(), "the draft model", draft_vocabulary
+    )
+    if len(draft_vocabulary) != tokenizer.vocab_size:
+        logger.info(
+            "the draft model has %d tokens and the target %d; the first %d are drafted",
+            len(draft_vocabulary),
+            tokenizer.vocab_size,
+            shared,
+        )
+    config = EngineConfig(
+        dtype=settings.dtype,
+        kv_tokens=settings.kv_tokens,
+        threads=settings.threads,
+        max_rows=settings.prefill_chunk,
+        max_context=settings.max_context,
+    )
+    with open_checkpoint(settings.model) as checkpoint:
+        engine = Engine.load(checkpoint, config, progress)
+    return StandaloneDrafter(engine, shared, settings.prefill_chunk)
+
+
+METHODS: dict[str, Method] = {
+    "none": Method("no drafts: the target decodes plainly", False, _none),
+    "ngram": Method("what followed the same tokens earlier in the session", False, _ngram),
+    "standalone": Method("a smaller model with the target's vocabulary", True, _standalone),
+}
+
+
+def check_method(name: str, settings: DraftSettings) -> None:
+    """Raises ValueError, with the remedy, for a method that cannot be made of these settings."""
+    method = METHODS.get(name)
+    if method is None:
+        known = "; ".join(f"{name}: {method.summary}" for name, method in METHODS.items())
+        raise ValueError(f"--draft is {name!r}, which is not a method ({known})")
+    if method.needs_model and settings.model is None:
+        raise ValueError(f"--draft {name} needs a draft model; name it with --draft-model")
+    if not method.needs_model and settings.model is not None:
+        raise ValueError(f"--draft {name} uses no model; drop --draft-model {settings.model}")
+
+
+def create_drafter(
+    name: str, settings: DraftSettings, tokenizer: Tokenizer, progress: Progress | None = None
+) -> Drafter[Any]:
+    """The drafter of a method. Loads its model where it has one, so not for the event loop.
+
+    Raises ValueError as `check_method` does, ModelMismatch where the vocabularies differ.
+    """
+    check_method(name, settings)
+    return METHODS[name].create(settings, tokenizer, progress)

@@ -1,0 +1,232 @@
+"""The drafting thread: all drafting of a server, one batch at a time.
+
+Owns the drafter and the states of its sessions, and sees to it that nothing a drafter does can
+fail a session: what it raises, or does not deliver in time, becomes a plain decoding step. Knows
+nothing of gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draft_server.drafters.base import Drafter, DraftState
+from forerun.tree import Budget, Tree
+
+logger = logging.getLogger(__name__)
+
+# A session whose drafter raised this often decodes plainly from then on.
+MAX_FAILURES = 3
+
+# The tree (None: nothing to propose), and the reason where nothing is proposed.
+Deliver = Callable[["Tree | None", str], None]
+
+
+@dataclass(slots=True, eq=False)
+class DraftHandle:
+    """One session, as both sides know it.
+
+    deliver is called on the event loop. committed, state and failures belong to the drafting
+    thread; the others to the event loop: asked counts the questions, and awaited is the one that
+    waits for its answer (0: none).
+    """
+
+    deliver: Deliver
+    committed: list[int]
+    state: DraftState | None = None
+    failures: int = 0
+    timer: asyncio.TimerHandle | None = None
+    asked: int = 0
+    awaited: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """budget None: nothing to draft now. close: the session is over."""
+
+    handle: DraftHandle
+    token_ids: Sequence[int] = ()
+    question: int = 0
+    budget: Budget | None = None
+    close: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    handle: DraftHandle
+    question: int
+    tree: Tree | None
+    reason: str = ""
+
+
+class DraftingThread:
+    """Runs `drafter` for sessions of the event loop that calls `start`.
+
+    timeout_s: after this long a round gets no proposal. All methods are for the event loop.
+    """
+
+    def __init__(self, drafter: Drafter[Any], timeout_s: float) -> None:
+        self.drafter = drafter
+        self.timeout_s = timeout_s
+        self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        # A batch outlasted its time and has not come back yet.
+        self._overdue = False
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="drafting", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Ends the thread after its present batch, or leaves it behind after one second."""
+        if self._thread is not None:
+            self._inbox.put(None)
+            await asyncio.to_thread(self._thread.join, 1.0)
+
+    def open(self, prompt_ids: Sequence[int], deliver: Deliver) -> DraftHandle:
+        handle = DraftHandle(deliver, list(prompt_ids))
+        self._inbox.put(_Job(handle))
+        return handle
+
+    def submit(self, handle: DraftHandle, token_ids: Sequence[int], budget: Budget) -> None:
+        """Adds committed tokens and asks for a tree behind them; exactly one `deliver` follows,
+        unless a later `submit` or `close` overtakes it."""
+        self._cancel_timer(handle)
+        handle.asked += 1
+        handle.awaited = handle.asked
+        self._inbox.put(_Job(handle, token_ids, handle.asked, budget))
+        assert self._loop is not None, "start() comes first"
+        delay = 0.0 if self._overdue else self.timeout_s
+        handle.timer = self._loop.call_later(delay, self._expire, handle, handle.asked)
+
+    def close(self, handle: DraftHandle) -> None:
+        self._cancel_timer(handle)
+        handle.awaited = 0
+        self._inbox.put(_Job(handle, close=True))
+
+    def _cancel_timer(self, handle: DraftHandle) -> None:
+        if handle.timer is not None:
+            handle.timer.cancel()
+            handle.timer = None
+
+    def _expire(self, handle: DraftHandle, question: int) -> None:
+        self._overdue = True
+        self._answer(_Result(handle, question, None, "draft_late"))
+
+    def _deliver(self, results: Sequence[_Result]) -> None:
+        self._overdue = False
+        for result in results:
+            self._answer(result)
+
+    def _answer(self, result: _Result) -> None:
+        handle = result.handle
+        if handle.awaited == result.question:
+            self._cancel_timer(handle)
+            handle.awaited = 0
+            handle.deliver(result.tree, result.reason)
+
+    # From here on: the drafting thread.
+
+    def _run(self) -> None:
+        assert self._loop is not None
+        more = True
+        while True:
+            jobs = self._take(block=not more)
+            if jobs is None:
+                return
+            results = self._work(jobs)
+            if results:
+                try:
+                    self._loop.call_soon_threadsafe(self._deliver, results)
+                except RuntimeError:  # the loop is closed: nobody waits any more
+                    return
+            more = bool(jobs) or self._warm()
+
+    def _take(self, block: bool) -> list[_Job] | None:
+        """All jobs that wait, at least one where it may block; None at the end."""
+        jobs: list[_Job] = []
+        try:
+            while True:
+                job = self._inbox.get(block=block and not jobs)
+                if job is None:
+                    return None
+                jobs.append(job)
+        except queue.Empty:
+            return jobs
+
+    def _work(self, jobs: Sequence[_Job]) -> list[_Result]:
+        """Applies all jobs, then drafts once for the sessions that wait for it."""
+        waiting: dict[DraftHandle, _Job] = {}
+        for job in jobs:
+            if job.close:
+                waiting.pop(job.handle, None)
+                self._close(job.handle)
+                continue
+            self._advance(job.handle, job.token_ids)
+            if job.budget is not None:
+                waiting[job.handle] = job
+        ready = [job for job in waiting.values() if job.handle.state is not None]
+        results = [
+            _Result(job.handle, job.question, None, "drafter_error")
+            for job in waiting.values()
+            if job.handle.state is None
+        ]
+        return results + self._draft(ready)
+
+    def _advance(self, handle: DraftHandle, token_ids: Sequence[int]) -> None:
+        handle.committed.extend(token_ids)
+        try:
+            if handle.state is not None:
+                self.drafter.advance(handle.state, token_ids)
+            elif handle.failures < MAX_FAILURES:
+                handle.state = self.drafter.open(handle.committed)
+        except Exception:
+            self._fail(handle)
+
+    def _draft(self, jobs: Sequence[_Job]) -> list[_Result]:
+        if not jobs:
+            return []
+        try:
+            batch = [(job.handle.state, job.budget or Budget(0, 0)) for job in jobs]
+            trees = self.drafter.draft(batch)
+            return [self._result(job, tree) for job, tree in zip(jobs, trees, strict=True)]
+        except Exception:
+            if len(jobs) > 1:  # one of them is at fault: the others still get their trees
+                return [result for job in jobs for result in self._draft([job])]
+            self._fail(jobs[0].handle)
+            return [_Result(jobs[0].handle, jobs[0].question, None, "drafter_error")]
+
+    def _result(self, job: _Job, tree: Tree) -> _Result:
+        if tree.num_nodes:
+            return _Result(job.handle, job.question, tree)
+        state = job.handle.state
+        reason = (state.fallback if state is not None else "") or "no_proposal"
+        return _Result(job.handle, job.question, None, reason)
+
+    def _fail(self, handle: DraftHandle) -> None:
+        """Drops a state that may be broken; the next job opens another."""
+        logger.exception("drafter %s failed; the session decodes plainly", self.drafter.info.name)
+        handle.failures += 1
+        self._close(handle)
+
+    def _close(self, handle: DraftHandle) -> None:
+        state, handle.state = handle.state, None
+        try:
+            if state is not None:
+                self.drafter.close(state)
+        except Exception:
+            logger.exception("drafter %s failed to close a session", self.drafter.info.name)
+
+    def _warm(self) -> bool:
+        try:
+            return self.drafter.warm()
+        except Exception:
+            logger.exception("drafter %s failed to prefill", self.drafter.info.name)
+            return False

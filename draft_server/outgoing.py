@@ -1,0 +1,60 @@
+"""What waits to be written on the stream to the verify server.
+
+Owns the batching: everything that is ready goes into one message, as far as its size allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from forerun.v1 import verify_pb2
+
+# A token id takes at most five bytes as a varint; the rest of an Open is small but for its stops.
+BYTES_PER_ID = 5
+
+
+class Outgoing:
+    """A queue of what sessions have to say. All methods are for one event loop."""
+
+    def __init__(self) -> None:
+        self._opens: deque[verify_pb2.Open] = deque()
+        self._trees: list[verify_pb2.SessionTree] = []
+        self._cancels: list[int] = []
+        self._ready = asyncio.Event()
+        self._closed = False
+
+    def open(self, message: verify_pb2.Open) -> None:
+        self._opens.append(message)
+        self._ready.set()
+
+    def tree(self, message: verify_pb2.SessionTree) -> None:
+        self._trees.append(message)
+        self._ready.set()
+
+    def cancel(self, number: int) -> None:
+        self._cancels.append(number)
+        self._ready.set()
+
+    def close(self) -> None:
+        """Nothing follows what is queued."""
+        self._closed = True
+        self._ready.set()
+
+    async def take(self, max_bytes: int) -> verify_pb2.VerifyRequest | None:
+        """Everything that waits, once anything does; None at the end. Prompts beyond `max_bytes`
+        wait for the next message, but one goes in any case."""
+        await self._ready.wait()
+        request = verify_pb2.VerifyRequest(trees=self._trees)
+        request.cancels.extend(verify_pb2.Cancel(session=number) for number in self._cancels)
+        self._trees, self._cancels = [], []
+        size = 0
+        while self._opens:
+            size += BYTES_PER_ID * len(self._opens[0].prompt_token_ids)
+            if request.opens and size > max_bytes:
+                break
+            request.opens.append(self._opens.popleft())
+        if not self._opens and not self._closed:
+            self._ready.clear()
+        empty = not (request.opens or request.trees or request.cancels)
+        return None if empty and self._closed else request

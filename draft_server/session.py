@@ -1,0 +1,272 @@
+"""One generation, from Open to Finished.
+
+Owns the committed tokens, the round that is on, and what the client gets of it. Everything here
+runs on the event loop; drafting is asked of the drafting thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from draft_server.drafting import DraftHandle, DraftingThread
+from draft_server.metrics import DraftMetrics
+from draft_server.output import Final, Output
+from draft_server.stops import OutputText
+from draft_server.verifier_stream import VerifierStream
+from forerun.errors import (
+    DeadlineExceeded,
+    ForerunError,
+    SessionLost,
+    SessionNotFound,
+    Unavailable,
+    from_status,
+)
+from forerun.stats import SessionStats
+from forerun.tree import Budget, Tree
+from forerun.v1 import tree_pb2, verify_pb2
+from forerun.v1.verify_pb2 import FinishReason
+from forerun.wire import tree_to_pb
+
+# A session that its verify server loses this often is given up.
+MAX_REOPENED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What a client asked for, checked. max_tokens: to emit at most. deadline: when the client
+    gives up, on the clock of time.monotonic(); None: never."""
+
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    plain: bool = False
+    deadline: float | None = None
+    traceparent: str = ""
+
+
+class Phase(Enum):
+    OPENING = "opening"
+    DECODING = "decoding"
+    ENDED = "ended"
+
+
+class Session:
+    """A generation that is under way; `output` is what its client reads.
+
+    number: its name on the present stream. received: when the request came, time.monotonic().
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        text: OutputText,
+        stream: VerifierStream,
+        drafting: DraftingThread,
+        metrics: DraftMetrics,
+        eos_token_ids: Sequence[int],
+        received: float,
+    ) -> None:
+        self.number = 0
+        self.output = Output()
+        self._generation = generation
+        self._text = text
+        self._stream = stream
+        self._drafting = drafting
+        self._metrics = metrics
+        eos = () if generation.ignore_eos else eos_token_ids
+        self._stop_ids = frozenset(eos) | frozenset(generation.stop_token_ids)
+        self._received = received
+        self._first_token_at = self._last_token_at = 0.0
+        self._committed = list(generation.prompt_ids)
+        self._phase = Phase.OPENING
+        self._stats = SessionStats()
+        self._reopened = 0
+        # Of the round that is on: its number, whether a tree is wanted, and the one that was sent.
+        self._round = 0
+        self._wanted = False
+        self._tree: Tree | None = None
+        # What the drafter has not been told yet; while it is not asked it is told nothing.
+        self._untold: list[int] = []
+        self._handle: DraftHandle | None = None
+        if not (generation.plain or drafting.drafter.info.idle):
+            self._handle = drafting.open(generation.prompt_ids, self._on_draft)
+
+    def start(self) -> None:
+        self._metrics.sessions.inc()
+        self._stream.add(self)
+
+    def close(self) -> None:
+        """Ends it on both servers, unless it has ended: the client is gone."""
+        self._end(FinishReason.FINISH_REASON_CANCELLED)
+
+    def open_message(self) -> verify_pb2.Open | None:
+        self._phase, self._wanted, self._tree = Phase.OPENING, False, None
+        reason = self._end_reason()
+        if reason is not None:  # the stream broke between the last token and Finished
+            self._finish(reason)
+            return None
+        deadline_ms = 0
+        if self._generation.deadline is not None:
+            deadline_ms = int(1000 * (self._generation.deadline - time.monotonic()))
+            if deadline_ms <= 0:
+                self.fail(DeadlineExceeded("the deadline passed before the session was open"))
+                return None
+        return verify_pb2.Open(
+            prompt_token_ids=self._committed,
+            max_tokens=self._generation.max_tokens - self._stats.emitted,
+            stop_token_ids=self._generation.stop_token_ids,
+            ignore_eos=self._generation.ignore_eos,
+            deadline_ms=min(deadline_ms, 0xFFFFFFFF),
+            drafting=self._handle is not None,
+            hidden_taps=self._drafting.drafter.info.hidden_taps if self._handle else (),
+            traceparent=self._generation.traceparent,
+        )
+
+    def on_opened(self, opened: verify_pb2.Opened) -> None:
+        length = len(self._committed) + 1
+        if self._phase is not Phase.OPENING or opened.kv.committed_len != length:
+            self._metrics.stale.labels("opened").inc()
+            return
+        self._phase, self._round = Phase.DECODING, 0
+        self._emit([opened.first_token_id], None, 0)
+        self._next_round(opened.budget)
+
+    def on_verdict(self, verdict: verify_pb2.Verdict) -> None:
+        block = list(verdict.token_ids)
+        if verdict.HasField("bonus_token_id"):
+            block.append(verdict.bonus_token_id)
+        if (
+            self._phase is not Phase.DECODING
+            or verdict.round != self._round
+            or verdict.kv.committed_len != len(self._committed) + len(block)
+        ):
+            self._metrics.stale.labels("verdict").inc()
+            return
+        self._metrics.round_seconds.observe(time.monotonic() - self._last_token_at)
+        tree = self._tree or Tree.root_only(self._committed[-1])
+        if verdict.plain:
+            if self._wanted:
+                self._metrics.fallback.labels("draft_late").inc()
+            elif tree.num_nodes:
+                self._stats.stale_trees += 1
+            tree = Tree.root_only(self._committed[-1])
+        self._emit(block, tree, len(verdict.accepted_nodes))
+        self._next_round(verdict.budget)
+
+    def on_finished(self, finished: verify_pb2.Finished) -> None:
+        self._finish(finished.reason)
+
+    def on_error(self, error: verify_pb2.SessionError) -> None:
+        failure = from_status(error.status)
+        if not error.session_ended:
+            self._metrics.fallback.labels("tree_refused").inc()
+            self._tree = None
+        elif not isinstance(failure, (SessionNotFound, SessionLost, Unavailable)):
+            self.fail(failure)
+        elif self._reopened == MAX_REOPENED:
+            self.fail(SessionLost(f"the verify server lost the session: {failure.message}"))
+        else:
+            self._reopened += 1
+            self._stream.reopen(self)
+
+    def fail(self, error: ForerunError) -> None:
+        if self._phase is not Phase.ENDED:
+            self._release("error", cancel=True)
+            self.output.fail(error)
+
+    def _emit(self, block: list[int], tree: Tree | None, accepted: int) -> None:
+        """Commits a block and hands it to the client, up to where a stop string completes. `tree`
+        is what the block was verified with, None for the first token."""
+        self._last_token_at = time.monotonic()
+        if not self._first_token_at:
+            self._first_token_at = self._last_token_at
+            self._metrics.first_token_seconds.observe(self._first_token_at - self._received)
+        piece = self._text.push(block)
+        block, accepted = block[: piece.num_tokens], min(accepted, piece.num_tokens)
+        self._committed += block
+        self._untold += block
+        if tree is None:
+            self._stats.emitted += len(block)
+        else:
+            self._stats.record_round(tree, accepted, len(block))
+            round_ = SessionStats()
+            round_.record_round(tree, accepted, len(block))
+            self._metrics.record(round_)
+        self.output.put(block, accepted, piece.text)
+        if piece.stopped:
+            self._end(FinishReason.FINISH_REASON_STOP)
+
+    def _next_round(self, granted: tree_pb2.Budget) -> None:
+        self._round += 1
+        self._wanted, self._tree = False, None
+        if self._phase is not Phase.DECODING or self._handle is None or self._end_reason():
+            return
+        if not granted.nodes or not granted.depth:
+            return
+        self._wanted = True
+        # A node deeper than this could only be cut: the bonus token is the last one.
+        left = self._generation.max_tokens - self._stats.emitted - 1
+        if left < 1:
+            self._on_draft(None, "last_token")
+            return
+        untold, self._untold = self._untold, []
+        budget = Budget(granted.nodes, min(granted.depth, left))
+        self._drafting.submit(self._handle, untold, budget)
+
+    def _on_draft(self, tree: Tree | None, reason: str) -> None:
+        if not (self._wanted and self.number):
+            self._metrics.stale.labels("draft").inc()
+            return
+        if tree is None:
+            self._metrics.fallback.labels(reason).inc()
+        self._wanted = False
+        self._tree = tree or Tree.root_only(self._committed[-1])
+        message = verify_pb2.SessionTree(
+            session=self.number,
+            round=self._round,
+            committed_len=len(self._committed),
+            tree=tree_to_pb(self._tree),
+        )
+        self._stream.send_tree(message)
+
+    def _end_reason(self) -> FinishReason.ValueType | None:
+        """Why the output ends where it stands, by the rules of the verify server."""
+        if not self._stats.emitted:
+            return None
+        if self._committed[-1] in self._stop_ids:
+            return FinishReason.FINISH_REASON_STOP
+        if self._stats.emitted >= self._generation.max_tokens:
+            return FinishReason.FINISH_REASON_LENGTH
+        return None
+
+    def _finish(self, reason: FinishReason.ValueType) -> None:
+        """The end by the verify server: what was held back of the text goes out."""
+        if self._phase is not Phase.ENDED:
+            self._end(reason, self._text.finish(), cancel=False)
+
+    def _end(self, reason: FinishReason.ValueType, text: str = "", *, cancel: bool = True) -> None:
+        if self._phase is Phase.ENDED:
+            return
+        name = FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
+        self._release(name, cancel=cancel)
+        now = time.monotonic()
+        final = Final(
+            reason=reason,
+            stats=self._stats,
+            time_to_first_token_us=int(1e6 * ((self._first_token_at or now) - self._received)),
+            total_us=int(1e6 * ((self._last_token_at or now) - self._received)),
+        )
+        self.output.finish(text, final)
+
+    def _release(self, reason: str, *, cancel: bool) -> None:
+        self._phase, self._wanted = Phase.ENDED, False
+        self._metrics.sessions.dec()
+        self._metrics.finished.labels(reason).inc()
+        self._stream.remove(self, cancel=cancel)
+        if self._handle is not None:
+            self._drafting.close(self._handle)
+            self._handle = None

@@ -1,0 +1,45 @@
+"""What is known of the target before anything is drafted for it.
+
+Owns the check that both servers mean the same tokens by the same ids.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from draft_server.drafters.vocabulary import check_equal
+from forerun.v1 import verify_pb2
+from forerun.v1.verify_pb2_grpc import VerifyServiceAsyncStub
+
+
+class Vocabulary(Protocol):
+    """What the check reads of a tokenizer (forerun.models.Tokenizer)."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def vocabulary(self) -> list[bytes]: ...
+
+
+async def describe_target(
+    stub: VerifyServiceAsyncStub, tokenizer: Vocabulary, timeout_s: float
+) -> verify_pb2.GetTargetInfoResponse:
+    """The target's description, once it is known to share the vocabulary.
+
+    Raises ModelMismatch that names the first id that differs and what it stands for on both sides;
+    grpc.aio.AioRpcError where the server cannot be asked within `timeout_s`.
+    """
+    info = await stub.GetTargetInfo(
+        verify_pb2.GetTargetInfoRequest(), timeout=timeout_s, wait_for_ready=True
+    )
+    if info.vocabulary_fingerprint == tokenizer.fingerprint:
+        return info
+    full = await stub.GetTargetInfo(
+        verify_pb2.GetTargetInfoRequest(include_vocabulary=True),
+        timeout=timeout_s,
+        wait_for_ready=True,
+    )
+    check_equal(
+        "the draft server's tokenizer", tokenizer.vocabulary(), "the target", list(full.vocabulary)
+    )
+    return info
