@@ -179,8 +179,8 @@ class AsyncGenerationStream(BaseStream):
         self.cancel()
 
     def __del__(self) -> None:
-        # grpc does not collect an abandoned call, and the servers would generate on. The collector
-        # may run in any thread.
+        # Not left to grpc, whose versions differ in whether an abandoned call is ever collected:
+        # the servers would generate on. The collector may run in any thread.
         if not self._call.done() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._call.cancel)
 

@@ -162,7 +162,8 @@ class GenerationStream(BaseStream):
         self.cancel()
 
     def __del__(self) -> None:
-        # grpc does not collect an abandoned call, and the servers would generate on.
+        # Not left to grpc, whose versions differ in whether an abandoned call is ever collected:
+        # the servers would generate on.
         self.cancel()
 
     def result(self) -> Generation:

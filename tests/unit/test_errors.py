@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import grpc
 import pytest
 from google.rpc.code_pb2 import Code
@@ -91,3 +94,10 @@ def test_a_status_fits_in_trailers() -> None:
     fields = [FieldViolation("f" * 5000, "d" * 5000)] * 100
     sent = errors.InvalidArgument("m" * 100_000, fields=fields, metadata={"k": "v" * 5000})
     assert len(to_status(sent).SerializeToString()) < 6000
+
+
+def test_the_documentation_lists_every_reason_with_its_code() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `([A-Z_]+)` \| `([A-Z_]+)` \|", page, re.MULTILINE)
+    known = [(kind.code, reason) for kind, reason in EVERY_REASON]
+    assert listed == [*known, ("UNKNOWN", "UNKNOWN")]
