@@ -26,7 +26,7 @@ def lint() -> int:
             [f"--descriptor_set_out={image}", "--include_imports", "--include_source_info"],
             proto_files(),
         )
-        command = [buf, "lint", image, "--config", REPOSITORY / "buf.yaml"]
+        command = [str(buf), "lint", str(image), "--config", str(REPOSITORY / "buf.yaml")]
         return subprocess.run(command, check=False).returncode
 
 
