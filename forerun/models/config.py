@@ -145,6 +145,9 @@ def _rope(fields: Fields, max_positions: int) -> RopeConfig:
         **(fields.table.get("rope_parameters") or {}),
     }
     rope = Fields(merged, f"{fields.source}: rope parameters")
+    for key, value in merged.items():
+        if isinstance(value, dict):
+            raise rope.error(key, value, "one set of parameters for all layers")
     rope_type = rope.text("rope_type", rope.text("type", "default"))
     if rope_type not in ROPE_TYPES:
         raise rope.error("rope_type", rope_type, f"one of {', '.join(ROPE_TYPES)}")

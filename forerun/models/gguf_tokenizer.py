@@ -2,10 +2,13 @@
 
 `tokenizer.ggml.pre` names the way text is split before merging. Only the names whose splitting is
 known to be the original tokenizer's are accepted: a wrong split gives other ids without an error.
+SentencePiece vocabularies (model `llama`) are refused, because the metadata do not say whether the
+original puts a space after every special token or only at the beginning.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,11 +100,15 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizer
     backend.decoder = decoders.ByteLevel()
-    bos_ids = fields.token_ids("tokenizer.ggml.bos_token_id")
-    if fields.flag("tokenizer.ggml.add_bos_token", pre == "llama-bpe") and bos_ids:
-        bos = tokens[bos_ids[0]]
+    special_tokens = _special_tokens(fields, tokens)
+    if fields.flag("tokenizer.ggml.add_bos_token", pre == "llama-bpe"):
+        bos = special_tokens.get("bos_token")
+        if bos is None:
+            raise fields.error("tokenizer.ggml.bos_token_id", None, "an entry, to be added")
         backend.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, bos_ids[0])]
+            single=[bos, "$A"],
+            pair=[bos, "$A", bos, "$B"],
+            special_tokens=[(bos, tokens.index(bos))],
         )
     backend.add_tokens(
         [
@@ -114,13 +121,17 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
         backend,
         eos_token_ids=gguf_eos_token_ids(fields),
         chat_template=_chat_template(fields),
-        special_tokens={
-            name: tokens[token_id]
-            for name, key in _SPECIAL_KEYS.items()
-            for token_id in fields.token_ids(f"tokenizer.ggml.{key}")
-            if token_id < len(tokens)
-        },
+        special_tokens=special_tokens,
     )
+
+
+def _special_tokens(fields: Fields, tokens: list[str]) -> dict[str, str]:
+    return {
+        name: tokens[token_id]
+        for name, key in _SPECIAL_KEYS.items()
+        for token_id in fields.token_ids(f"tokenizer.ggml.{key}")
+        if token_id < len(tokens)
+    }
 
 
 def _entries(fields: Fields) -> tuple[list[str], list[int]]:
@@ -135,7 +146,7 @@ def _entries(fields: Fields) -> tuple[list[str], list[int]]:
         size -= 1
     tokens, types = tokens[:size], types[:size]
     if len(set(tokens)) != size:
-        twice = next(token for order, token in enumerate(tokens) if token in tokens[:order])
+        [(twice, _)] = Counter(tokens).most_common(1)
         raise fields.error("tokenizer.ggml.tokens", twice, "each entry once")
     return tokens, types
 

@@ -64,11 +64,12 @@ class RopeConfig:
         spread = np.float32(self.high_freq_factor - self.low_freq_factor)
         one = np.float32(1.0)
 
-        wavelengths = np.float32(2 * math.pi) / frequencies
+        # PyTorch divides a number by a tensor as reciprocal, then product.
+        wavelengths = (one / frequencies) * np.float32(2 * math.pi)
         is_long = wavelengths > longest
         is_medium = ~(wavelengths < shortest) & ~is_long
         scaled = np.where(is_long, frequencies / factor, frequencies)
-        smooth = (original / wavelengths - low) / spread
+        smooth = ((one / wavelengths) * original - low) / spread
         smoothed = (one - smooth) * scaled / factor + smooth * scaled
         return _float32(np.where(is_medium, smoothed, scaled))
 
