@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from draft_server.config import DraftConfig
+from forerun.errors import ForerunError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_arguments(parser)
     try:
         return run(parser.parse_args(argv))
-    except (OSError, ValueError) as error:
+    except (ForerunError, OSError, RuntimeError, ValueError) as error:
         print(f"draft_server: error: {error}", file=sys.stderr)
         return 1
 

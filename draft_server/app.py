@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -25,11 +26,25 @@ from draft_server.servicer import GenerateServicer
 from draft_server.verifier_stream import VerifierStream
 from forerun.models import Tokenizer, default_model_path, load_tokenizer
 from forerun.obs.progress import progress
+from forerun.transport import (
+    Security,
+    bearer_metadata,
+    channel_options,
+    read_token,
+    server_options,
+)
 from forerun.v1 import generate_pb2, generate_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
+# By default a server that was away for a while stays so for up to two minutes.
+RECONNECT_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
 SERVICE = generate_pb2.DESCRIPTOR.services_by_name["GenerateService"].full_name
+HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
 class DraftServer:
@@ -60,7 +75,7 @@ class DraftServer:
         checked; until then health says NOT_SERVING.
 
         Raises ModelError, ModelMismatch or ValueError for a model that cannot be used, OSError
-        where the address cannot be had.
+        for a file that cannot be read, RuntimeError where the address cannot be had.
         """
         config = self.config
         await self._set_health(False)
@@ -71,24 +86,35 @@ class DraftServer:
             drafter = await asyncio.to_thread(_load_drafter, config, tokenizer)
         self._drafting = DraftingThread(drafter, config.draft_timeout_ms / 1000)
         self._drafting.start()
-        self._channel = open_channel(config)
+        self._channel = _open_channel(config)
+        token = read_token(config.verifier_token_file) if config.verifier_token_file else None
         self.stream = VerifierStream(
             self._channel,
             tokenizer,
             self.metrics,
+            metadata=bearer_metadata(token),
             reopen_timeout_s=config.reopen_timeout_s,
             on_ready=self._on_ready,
         )
         self._servicer = GenerateServicer(
             tokenizer, self.stream, self._drafting, self.metrics, config.max_message_bytes
         )
-        self._server = create_server(config)
+        security = Security.load(
+            tls_cert=config.tls_cert,
+            tls_key=config.tls_key,
+            tls_ca=config.tls_ca,
+            token_file=config.token_file,
+        )
+        self._server = grpc.aio.server(
+            options=server_options(config.max_message_bytes),
+            interceptors=security.interceptors(),
+        )
         generate_pb2_grpc.add_GenerateServiceServicer_to_server(self._servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if config.reflection:
-            names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
-            reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), self._server)
-        self.address = bind(self._server, config)
+            names = (SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)
+        self.address = security.bind(self._server, config.listen)
         self._metrics_server = None
         if config.metrics_port is not None:
             self._metrics_server, _ = start_http_server(
@@ -167,6 +193,22 @@ def run(config: DraftConfig) -> None:
         uvloop.run(serve(config))
 
 
+def _open_channel(config: DraftConfig) -> grpc.aio.Channel:
+    options = [*channel_options(config.max_message_bytes), *RECONNECT_OPTIONS]
+    if config.verifier_tls_ca is None:
+        return grpc.aio.insecure_channel(config.verifier, options=options)
+    ca, certificate, key = (
+        Path(path).read_bytes() if path else None
+        for path in (
+            config.verifier_tls_ca,
+            config.verifier_tls_cert,
+            config.verifier_tls_key,
+        )
+    )
+    credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+    return grpc.aio.secure_channel(config.verifier, credentials, options=options)
+
+
 def _load_tokenizer(model: str | None) -> Tokenizer:
     return load_tokenizer(model or default_model_path())
 
@@ -174,37 +216,3 @@ def _load_tokenizer(model: str | None) -> Tokenizer:
 def _load_drafter(config: DraftConfig, tokenizer: Tokenizer) -> Drafter[Any]:
     with progress(f"draft {config.draft}") as report:
         return create_drafter(config.draft, config.draft_settings, tokenizer, report)
-
-
-def open_channel(config: DraftConfig) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(
-        config.verifier,
-        options=(
-            ("grpc.max_send_message_length", config.max_message_bytes),
-            ("grpc.max_receive_message_length", config.max_message_bytes),
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
-            ("grpc.max_reconnect_backoff_ms", 1000),
-            ("grpc.use_local_subchannel_pool", 1),
-            ("grpc.enable_retries", 0),
-        ),
-    )
-
-
-def create_server(config: DraftConfig) -> grpc.aio.Server:
-    return grpc.aio.server(
-        options=(
-            ("grpc.so_reuseport", 0),
-            ("grpc.max_send_message_length", config.max_message_bytes),
-            ("grpc.max_receive_message_length", config.max_message_bytes),
-        )
-    )
-
-
-def bind(server: grpc.aio.Server, config: DraftConfig) -> str:
-    port = server.add_insecure_port(config.listen)
-    return (
-        config.listen
-        if config.listen.startswith("unix:")
-        else f"{config.listen.rsplit(':', 1)[0]}:{port}"
-    )

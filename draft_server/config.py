@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from draft_server.drafters.registry import METHODS, DraftSettings, check_method
 
@@ -64,7 +64,7 @@ class DraftConfig:
     draft_model: str | None = _setting(
         None, "checkpoint of the draft model, for --draft standalone", metavar="PATH"
     )
-    dtype: str = _setting(
+    dtype: Literal["bfloat16", "float32"] = _setting(
         "bfloat16", "precision of the draft model", choices=("bfloat16", "float32")
     )
     threads: int = _setting(
@@ -139,9 +139,9 @@ class DraftConfig:
             min_probability=self.min_probability,
             model=Path(self.draft_model) if self.draft_model else None,
             dtype=self.dtype,
-            threads=self.threads,
+            threads=self.threads or None,
             kv_tokens=self.kv_tokens,
-            max_context=self.max_context,
+            max_context=self.max_context or None,
             prefill_chunk=self.prefill_chunk,
         )
 

@@ -5,11 +5,15 @@ Owns the check that both servers mean the same tokens by the same ids.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from draft_server.drafters.vocabulary import check_equal
 from forerun.v1 import verify_pb2
-from forerun.v1.verify_pb2_grpc import VerifyServiceAsyncStub
+
+if TYPE_CHECKING:
+    from forerun.v1.verify_pb2_grpc import VerifyServiceAsyncStub
+
+Metadata = tuple[tuple[str, str], ...]
 
 
 class Vocabulary(Protocol):
@@ -22,7 +26,7 @@ class Vocabulary(Protocol):
 
 
 async def describe_target(
-    stub: VerifyServiceAsyncStub, tokenizer: Vocabulary, timeout_s: float
+    stub: VerifyServiceAsyncStub, tokenizer: Vocabulary, timeout_s: float, metadata: Metadata = ()
 ) -> verify_pb2.GetTargetInfoResponse:
     """The target's description, once it is known to share the vocabulary.
 
@@ -30,14 +34,17 @@ async def describe_target(
     grpc.aio.AioRpcError where the server cannot be asked within `timeout_s`.
     """
     info = await stub.GetTargetInfo(
-        verify_pb2.GetTargetInfoRequest(), timeout=timeout_s, wait_for_ready=True
+        verify_pb2.GetTargetInfoRequest(),
+        timeout=timeout_s,
+        metadata=metadata,
+        wait_for_ready=True,
     )
     if info.vocabulary_fingerprint == tokenizer.fingerprint:
         return info
     full = await stub.GetTargetInfo(
         verify_pb2.GetTargetInfoRequest(include_vocabulary=True),
         timeout=timeout_s,
-        wait_for_ready=True,
+        metadata=metadata,
     )
     check_equal(
         "the draft server's tokenizer", tokenizer.vocabulary(), "the target", list(full.vocabulary)

@@ -16,7 +16,7 @@ import grpc
 
 from draft_server.metrics import DraftMetrics
 from draft_server.outgoing import Outgoing
-from draft_server.target import Vocabulary, describe_target
+from draft_server.target import Metadata, Vocabulary, describe_target
 from forerun.errors import ForerunError, Internal, ModelMismatch, Unavailable, from_rpc_error
 from forerun.v1 import verify_pb2
 from forerun.v1.verify_pb2_grpc import VerifyServiceStub
@@ -53,9 +53,10 @@ class StreamSession(Protocol):
 class VerifierStream:
     """The stream to the verify server behind `channel`. All methods are for one event loop.
 
-    reopen_timeout_s: how long a session waits for a stream before it fails with Unavailable.
-    on_ready: called with whether sessions can be served. `target` is the description of the target,
-    None until it is known; `refusal` says why the server cannot be used although it answers.
+    metadata: sent with every call. reopen_timeout_s: how long a session waits for a stream before
+    it fails with Unavailable. on_ready: called with whether sessions can be served. `target` is the
+    description of the target, None until it is known; `refusal` says why the server cannot be used
+    although it answers.
     """
 
     def __init__(
@@ -64,12 +65,13 @@ class VerifierStream:
         tokenizer: Vocabulary,
         metrics: DraftMetrics,
         *,
+        metadata: Metadata = (),
         reopen_timeout_s: float = 30.0,
         on_ready: Callable[[bool], None] = lambda ready: None,
     ) -> None:
         self.target: verify_pb2.GetTargetInfoResponse | None = None
         self.refusal: ModelMismatch | None = None
-        self._channel = channel
+        self._metadata = metadata
         self._stub = VerifyServiceStub(channel)
         self._tokenizer = tokenizer
         self._metrics = metrics
@@ -160,7 +162,9 @@ class VerifierStream:
         backoff = MIN_BACKOFF_S
         while True:
             try:
-                self.target = await describe_target(self._stub, self._tokenizer, CONNECT_TIMEOUT_S)
+                self.target = await describe_target(
+                    self._stub, self._tokenizer, CONNECT_TIMEOUT_S, self._metadata
+                )
                 self.refusal = None
                 self._known.set()
                 await self._run()
@@ -182,7 +186,7 @@ class VerifierStream:
 
     async def _run(self) -> None:
         """One stream, until it ends."""
-        call: _Call = self._stub.Verify()
+        call: _Call = self._stub.Verify(metadata=self._metadata)
         self._outgoing = Outgoing()
         writer = asyncio.create_task(_write(call, self._outgoing), name="verifier stream writer")
         try:

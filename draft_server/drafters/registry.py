@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from draft_server.drafters.base import Drafter
 from draft_server.drafters.ngram import NgramDrafter
@@ -26,15 +26,15 @@ Progress = Callable[[int, int], None]
 class DraftSettings:
     """What methods can be told. min_match: of `ngram`; the rest is for methods with a model of
     their own: where it is, and how its engine runs (kv_tokens: tokens that its KV cache holds;
-    threads 0: one a physical core; max_context 0: as much as the model can)."""
+    threads None: one a physical core; max_context None: as much as the model can)."""
 
     min_match: int = 2
     min_probability: float = 0.1
     model: Path | None = None
-    dtype: str = "bfloat16"
-    threads: int = 0
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    threads: int | None = None
     kv_tokens: int = 32768
-    max_context: int = 0
+    max_context: int | None = None
     prefill_chunk: int = 256
 
 
@@ -82,6 +82,7 @@ def _standalone(
         threads=settings.threads,
         max_rows=settings.prefill_chunk,
         max_context=settings.max_context,
+        vocab_size=shared,
     )
     with open_checkpoint(settings.model) as checkpoint:
         engine = Engine.load(checkpoint, config, progress)
