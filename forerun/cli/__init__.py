@@ -1,0 +1,5 @@
+"""The `forerun` command."""
+
+from forerun.cli.parser import main
+
+__all__ = ["main"]

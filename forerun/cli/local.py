@@ -1,0 +1,205 @@
+"""Owns a pair of servers on this machine for the time of one command.
+
+Starts a verify and a draft server as child processes that listen on Unix sockets in a folder of
+their own, waits until both are healthy, and ends them. Each child holds one end of a pipe as its
+standard input and ends when the other end closes, so it never outlives this process, not even one
+that was killed (see local_child.py). Knows nothing of prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from forerun.cli.errors import CommandError
+from forerun.errors import ForerunError
+
+DRAFTS = ("none", "ngram", "standalone")
+DEFAULT_DRAFT = "ngram"
+DTYPES = ("bfloat16", "float32")
+
+# What the child processes run.
+TARGET_PACKAGE = "verify_server"
+DRAFT_PACKAGE = "draft_server"
+
+POLL_S = 0.05
+HEALTH_TIMEOUT_S = 2.0
+GRACE_S = 10.0
+
+# The kernel takes at most 107 bytes for the path of a socket.
+MAX_FOLDER_LENGTH = 90
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """What the two servers are started with; None leaves a choice to them.
+
+    model: a checkpoint folder or a .gguf file, None for the default model. draft_model: what
+    proposes where draft is "standalone"; None for the target itself. threads: of each server.
+    """
+
+    model: Path | None = None
+    draft: str = DEFAULT_DRAFT
+    draft_model: Path | None = None
+    dtype: str | None = None
+    page_size: int | None = None
+    prefill_chunk: int | None = None
+    threads: int | None = None
+
+
+def add_local_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the two servers; a flag that is not given leaves None."""
+    group = parser.add_argument_group("local servers")
+    group.add_argument(
+        "--model", metavar="PATH", help="checkpoint folder or .gguf file; default: a small model"
+    )
+    group.add_argument("--draft", choices=DRAFTS, help="how to propose tokens; default: ngram")
+    group.add_argument(
+        "--draft-model", metavar="PATH", help="for standalone; default: the target itself"
+    )
+    group.add_argument("--dtype", choices=DTYPES, help="activations and KV; default: bfloat16")
+    group.add_argument("--page-size", type=int, metavar="N", help="tokens in a page of the cache")
+    group.add_argument("--prefill-chunk", type=int, metavar="N", help="prompt rows in a step")
+    group.add_argument(
+        "--threads", type=int, metavar="N", help="of each server; default: one a physical core"
+    )
+
+
+def local_options(args: argparse.Namespace) -> LocalOptions:
+    """The options that `add_local_arguments` has parsed.
+
+    Raises CommandError for a file that does not exist, or for flags that do not go together.
+    """
+    model = Path(args.model) if args.model else None
+    draft_model = Path(args.draft_model) if args.draft_model else None
+    for flag, path in (("--model", model), ("--draft-model", draft_model)):
+        if path is not None and not path.exists():
+            raise CommandError(f"{flag}: {path} does not exist; name a folder or a .gguf file")
+    draft = args.draft or DEFAULT_DRAFT
+    if draft_model is not None and draft != "standalone":
+        raise CommandError(f"--draft-model goes with --draft standalone, not with {draft}")
+    return LocalOptions(
+        model, draft, draft_model, args.dtype, args.page_size, args.prefill_chunk, args.threads
+    )
+
+
+def given_local_flags(args: argparse.Namespace) -> list[str]:
+    """The flags of the two servers that were given on the command line."""
+    names = ("model", "draft", "draft_model", "dtype", "page_size", "prefill_chunk", "threads")
+    return ["--" + name.replace("_", "-") for name in names if getattr(args, name) is not None]
+
+
+@contextmanager
+def local_servers(options: LocalOptions) -> Iterator[str]:
+    """Runs both servers inside the `with` block; yields the address of the draft server.
+
+    Raises CommandError when a server ends before it is ready; what it said is on standard error.
+    """
+    model = options.model or _default_model()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(_short_temporary_folder()))
+        verify, draft = f"unix:{folder}/verify.sock", f"unix:{folder}/draft.sock"
+        target_flags = _flags(
+            model=model,
+            dtype=options.dtype,
+            page_size=options.page_size,
+            prefill_chunk=options.prefill_chunk,
+            threads=options.threads,
+        )
+        drafting = options.draft == "standalone"
+        draft_flags = _flags(
+            verifier=verify,
+            model=model,
+            draft=options.draft,
+            draft_model=(options.draft_model or model) if drafting else None,
+            dtype=options.dtype if drafting else None,
+            threads=options.threads if drafting else None,
+        )
+        children = [
+            stack.enter_context(_child(TARGET_PACKAGE, verify, target_flags)),
+            stack.enter_context(_child(DRAFT_PACKAGE, draft, draft_flags)),
+        ]
+        _wait_until_healthy(children, draft)
+        yield draft
+
+
+@contextmanager
+def _child(package: str, address: str, flags: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "forerun.cli.local_child", package, "--listen", address, *flags],
+        stdin=subprocess.PIPE,
+        stdout=2,  # standard error: standard output is for results
+        start_new_session=True,  # Ctrl-C reaches this process, which then ends its children
+    )
+    try:
+        yield child
+    finally:
+        _end(child)
+
+
+def _wait_until_healthy(children: Sequence[subprocess.Popen[bytes]], address: str) -> None:
+    """Waits for the draft server, which is healthy once its verify server is. There is no limit but
+    the children's lives: loading a large checkpoint may take minutes."""
+    socket = Path(address.removeprefix("unix:"))
+    while not (socket.exists() and _is_serving(address)):
+        for child in children:
+            if child.poll() is not None:
+                raise CommandError(
+                    f"a server ended with exit status {child.returncode} before it was ready; "
+                    "its own message is above"
+                )
+        time.sleep(POLL_S)
+
+
+def _is_serving(address: str) -> bool:
+    from forerun.client import Client
+
+    with Client(address, timeout=HEALTH_TIMEOUT_S, max_retries=0) as client:
+        try:
+            return client.health() == "SERVING"
+        except ForerunError:
+            return False
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.terminate()
+    try:
+        child.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+    finally:
+        if child.stdin is not None:
+            child.stdin.close()
+
+
+def _default_model() -> Path:
+    from forerun.models import default_model_path
+
+    # Here, once, and not in both servers at the same time.
+    return default_model_path()
+
+
+def _short_temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.gettempdir()
+    return tempfile.TemporaryDirectory(
+        prefix="forerun-",
+        dir=folder if len(folder) <= MAX_FOLDER_LENGTH else "/tmp",
+        ignore_cleanup_errors=True,
+    )
+
+
+def _flags(**values: object) -> list[str]:
+    return [
+        part
+        for name, value in values.items()
+        if value is not None
+        for part in ("--" + name.replace("_", "-"), str(value))
+    ]

@@ -1,0 +1,144 @@
+"""The pair of servers of one command: what they are started with, and that they end with it."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from forerun.cli import local
+from forerun.cli.errors import CommandError
+from forerun.cli.local import LocalOptions, add_local_arguments, local_options, local_servers
+
+WAIT_S = 30
+
+
+def _parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_local_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def test_defaults_leave_choices_to_the_servers() -> None:
+    assert local_options(_parse()) == LocalOptions(draft="ngram")
+    assert local.given_local_flags(_parse()) == []
+
+
+def test_flags_become_options(tmp_path: Path) -> None:
+    args = _parse(
+        *("--model", str(tmp_path), "--draft", "standalone", "--draft-model", str(tmp_path)),
+        *("--dtype", "float32", "--page-size", "16", "--prefill-chunk", "64", "--threads", "2"),
+    )
+    expected = LocalOptions(tmp_path, "standalone", tmp_path, "float32", 16, 64, 2)
+    assert local_options(args) == expected
+    assert local.given_local_flags(args)[:2] == ["--model", "--draft"]
+
+
+REPOSITORY = Path(__file__).parents[3]
+
+# What a process of its own runs to start the made-up servers.
+SET_UP = """\
+from pathlib import Path
+from forerun.cli import local, main
+local.TARGET_PACKAGE, local.DRAFT_PACKAGE = "made_up_target", "made_up_draft"
+"""
+
+
+@pytest.fixture
+def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Replaces both servers by ones that run the given code, their command line in `argv`."""
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
+    monkeypatch.setattr(local, "TARGET_PACKAGE", "made_up_target")
+    monkeypatch.setattr(local, "DRAFT_PACKAGE", "made_up_draft")
+
+    def write(target: str, draft: str) -> None:
+        for package, body in (("made_up_target", target), ("made_up_draft", draft)):
+            (tmp_path / package).mkdir()
+            code = "import time\n\ndef main(argv):\n" + textwrap.indent(body, "    ")
+            (tmp_path / package / "__main__.py").write_text(code + "\n")
+
+    return write
+
+
+def test_server_that_fails_to_start_is_an_error(
+    made_up: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    made_up("return 3", "time.sleep(60)")
+    with pytest.raises(CommandError, match="exit status 3"):
+        with local_servers(LocalOptions(model=tmp_path)):
+            pytest.fail("must not be reached")
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_command_lines_of_both_servers(made_up: Callable[[str, str], None], tmp_path: Path) -> None:
+    target_file, draft_file = tmp_path / "target.txt", tmp_path / "draft.txt"
+    record = "from pathlib import Path\nPath({!r}).write_text('\\n'.join(argv))\n"
+    wait = f"while not Path({str(target_file)!r}).exists(): time.sleep(0.01)\nreturn 1"
+    made_up(
+        record.format(str(target_file)) + "time.sleep(600)",
+        record.format(str(draft_file)) + wait,
+    )
+    options = LocalOptions(tmp_path, "standalone", None, "float32", 16, 64, 2)
+    with pytest.raises(CommandError), local_servers(options):
+        pytest.fail("must not be reached")
+    verify, draft = (
+        dict(zip(*[iter(file.read_text().splitlines())] * 2, strict=True))
+        for file in (target_file, draft_file)
+    )
+    assert draft["--verifier"] == verify["--listen"] != draft["--listen"]
+    assert verify["--listen"].startswith("unix:/") and len(verify["--listen"]) < 107
+    assert verify.items() >= {
+        ("--model", str(tmp_path)),
+        ("--dtype", "float32"),
+        ("--page-size", "16"),
+        ("--prefill-chunk", "64"),
+        ("--threads", "2"),
+    }
+    assert (draft["--draft"], draft["--draft-model"]) == ("standalone", str(tmp_path))
+
+
+def test_servers_end_when_their_parent_is_killed(
+    made_up: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    made_up("time.sleep(600)", "time.sleep(600)")
+    command = f"with local.local_servers(local.LocalOptions(Path({str(tmp_path)!r}))): pass"
+    parent = subprocess.Popen([sys.executable, "-c", SET_UP + command])
+    try:
+        children = _children(parent.pid, 2)
+    finally:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    _, alive = psutil.wait_procs(children, timeout=WAIT_S)
+    assert alive == []
+
+
+def test_interrupt_ends_the_servers_and_gives_130(
+    made_up: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    made_up("time.sleep(600)", "time.sleep(600)")
+    command = f"exit(main(['generate', '--local', '--model', {str(tmp_path)!r}, 'prompt']))"
+    parent = subprocess.Popen([sys.executable, "-c", SET_UP + command], stderr=subprocess.PIPE)
+    children = _children(parent.pid, 2)
+    parent.send_signal(signal.SIGINT)
+    _, errors = parent.communicate(timeout=WAIT_S)
+    assert (parent.returncode, errors) == (130, b"")
+    assert not any(child.is_running() for child in children)
+
+
+def _children(pid: int, number: int) -> list[psutil.Process]:
+    """The children of a process, once there are `number` of them that run our code."""
+    process = psutil.Process(pid)
+    while True:
+        children = process.children()
+        if len(children) == number and all("local_child" in str(c.cmdline()) for c in children):
+            return children
+        time.sleep(0.02)
+        assert process.is_running() and process.status() != psutil.STATUS_ZOMBIE
