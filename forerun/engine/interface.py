@@ -102,6 +102,10 @@ class TargetEngine(Protocol):
         Their KV moves up behind the prefix, `length` grows, and pages beyond it are freed."""
         ...
 
+    def truncate(self, sequence: Sequence, length: int) -> None:
+        """Forgets all but the first `length` cached tokens and frees the pages behind them."""
+        ...
+
     def release(self, sequence: Sequence) -> None:
         """Frees all pages of a sequence, which is not used again; idempotent."""
         ...

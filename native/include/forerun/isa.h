@@ -1,0 +1,45 @@
+// Instruction set levels: which the processor and the system can run, and why not.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "forerun/kernels.h"
+
+namespace forerun {
+
+// What the processor reports and the operating system allows.
+struct CpuFeatures {
+  bool avx2 = false;            // CPUID: AVX2 and FMA
+  bool os_avx = false;          // XCR0: the system saves YMM registers
+  bool avx512 = false;          // CPUID: AVX-512 F, BW, DQ, VL
+  bool os_avx512 = false;       // XCR0: the system saves ZMM and mask registers
+  bool avx512_bf16 = false;     // CPUID: AVX512-BF16
+  bool amx = false;             // CPUID: AMX-TILE and AMX-BF16
+  bool os_amx = false;          // XCR0: the system saves tiles
+  bool amx_palette = false;     // CPUID leaf 1D: palette 1 with eight tiles of 1 KiB
+  bool amx_permission = false;  // arch_prctl(ARCH_REQ_XCOMP_PERM) was granted
+};
+
+// Asks the processor and the system; requests the permission for tiles, which
+// holds for the whole process, so call it before other threads start.
+// FORERUN_AMX_ASSUME_PERMISSION=1 takes that one permission as granted.
+CpuFeatures detect_cpu();
+
+struct IsaLevel {
+  std::string name;
+  bool available;
+  std::string reason;  // the gate that failed, or empty
+};
+
+// All levels, best first.
+std::vector<IsaLevel> isa_levels(const CpuFeatures& cpu);
+
+// The name of the best available level, or of `forced` if not empty.
+// Throws std::invalid_argument for an unknown level or one that cannot run here.
+std::string select_isa(const CpuFeatures& cpu, const std::string& forced);
+
+// The kernels of a level that is available.
+const Kernels* kernels_for(const std::string& level, bool bf16);
+
+}  // namespace forerun

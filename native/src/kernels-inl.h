@@ -1,0 +1,369 @@
+// The kernels of the vector levels, written once over a small vector type.
+//
+// A translation unit defines, in namespace forerun::FORERUN_LEVEL, a struct
+// `Simd` (see kernels_avx2.cc) and then includes this file. Nothing here may be
+// shared between levels: each unit has its own flags, and its own namespace.
+//
+// Simd gives: F, I vector types of kWidth 32-bit lanes; kVecs = 16 / kWidth;
+// kMaxRows rows of a tile at most; blocks_for(rows) blocks of a tile, so that
+// all accumulators stay in registers.
+
+#include <cmath>
+#include <limits>
+
+#include "forerun/kernels.h"
+#include "forerun/packed.h"
+
+namespace forerun {
+namespace FORERUN_LEVEL {
+
+using F = Simd::F;
+using I = Simd::I;
+inline constexpr int kWidth = Simd::kWidth;
+inline constexpr int kVecs = kLanes / kWidth;
+inline constexpr int kGroup = 4;         // blocks between two epilogues
+inline constexpr int kRowsInCache = 64;  // rows whose activations stay in the L2 cache
+
+// e^x for x <= 0 or moderate x; exactly 1 at 0. Cody-Waite reduction, Taylor to
+// degree 7 on [-ln2/2, ln2/2]: about 1 ulp.
+inline F vexp(F x) {
+  x = Simd::max(x, Simd::set1(-87.33654f));
+  x = Simd::min(x, Simd::set1(88.0f));
+  const F n = Simd::round(Simd::mul(x, Simd::set1(1.44269504088896341f)));
+  F r = Simd::fnmadd(n, Simd::set1(0.693359375f), x);
+  r = Simd::fnmadd(n, Simd::set1(-2.12194440e-4f), r);
+  F p = Simd::set1(1.0f / 5040);
+  p = Simd::fmadd(p, r, Simd::set1(1.0f / 720));
+  p = Simd::fmadd(p, r, Simd::set1(1.0f / 120));
+  p = Simd::fmadd(p, r, Simd::set1(1.0f / 24));
+  p = Simd::fmadd(p, r, Simd::set1(1.0f / 6));
+  p = Simd::fmadd(p, r, Simd::set1(0.5f));
+  p = Simd::fmadd(p, r, Simd::set1(1.0f));
+  p = Simd::fmadd(p, r, Simd::set1(1.0f));
+  return Simd::scale2(p, n);
+}
+
+// Blocks of bfloat16: a row holds two steps of the depth.
+struct Bf16Block {
+  using T = std::uint16_t;
+  template <int MR, int NB>
+  static inline void step(F (&acc)[MR][NB * kVecs], const float* a, std::size_t lda,
+                          const T* const* b, int k, bool odd) {
+    F even[NB * kVecs], second[NB * kVecs];
+    for (int n = 0; n < NB; ++n) {
+      for (int v = 0; v < kVecs; ++v) {
+        const I pair =
+            Simd::load_words(b[n] + static_cast<std::size_t>(k) * kLanes + v * kWidth * 2);
+        even[n * kVecs + v] = Simd::low_half(pair);
+        second[n * kVecs + v] = Simd::high_half(pair);
+      }
+    }
+    for (int m = 0; m < MR; ++m) {
+      const F x = Simd::set1(a[m * lda + k]);
+      for (int n = 0; n < NB * kVecs; ++n) acc[m][n] = Simd::fmadd(x, even[n], acc[m][n]);
+    }
+    if (!odd) return;
+    for (int m = 0; m < MR; ++m) {
+      const F x = Simd::set1(a[m * lda + k + 1]);
+      for (int n = 0; n < NB * kVecs; ++n) acc[m][n] = Simd::fmadd(x, second[n], acc[m][n]);
+    }
+  }
+  template <int MR, int NB>
+  static inline void run(F (&acc)[MR][NB * kVecs], const float* a, std::size_t lda,
+                         const T* const* b, int k) {
+    int i = 0;
+    for (; i + 2 <= k; i += 2) step<MR, NB>(acc, a, lda, b, i, true);
+    if (i < k) step<MR, NB>(acc, a, lda, b, i, false);
+  }
+  // The 16 values of lane row `key` of a value block.
+  static inline F value(const T* block, int key, int v) {
+    const I pair =
+        Simd::load_words(block + static_cast<std::size_t>(key / 2) * 2 * kLanes + v * kWidth * 2);
+    return (key & 1) ? Simd::high_half(pair) : Simd::low_half(pair);
+  }
+};
+
+// Blocks of float32: a row holds one step of the depth.
+struct F32Block {
+  using T = float;
+  template <int MR, int NB>
+  static inline void run(F (&acc)[MR][NB * kVecs], const float* a, std::size_t lda,
+                         const T* const* b, int k) {
+    for (int i = 0; i < k; ++i) {
+      F w[NB * kVecs];
+      for (int n = 0; n < NB; ++n) {
+        for (int v = 0; v < kVecs; ++v) {
+          w[n * kVecs + v] = Simd::load(b[n] + static_cast<std::size_t>(i) * kLanes + v * kWidth);
+        }
+      }
+      for (int m = 0; m < MR; ++m) {
+        const F x = Simd::set1(a[m * lda + i]);
+        for (int n = 0; n < NB * kVecs; ++n) acc[m][n] = Simd::fmadd(x, w[n], acc[m][n]);
+      }
+    }
+  }
+  static inline F value(const T* block, int key, int v) {
+    return Simd::load(block + static_cast<std::size_t>(key) * kLanes + v * kWidth);
+  }
+};
+
+// One tile: MR rows times NB blocks, one accumulator an output, depth in order.
+template <class Block, int MR, int NB>
+void tile(const float* a, std::size_t lda, const typename Block::T* const* b, int k, float* c,
+          std::size_t ldc, bool accumulate) {
+  F acc[MR][NB * kVecs];
+  for (int m = 0; m < MR; ++m) {
+    for (int n = 0; n < NB * kVecs; ++n) {
+      acc[m][n] = accumulate ? Simd::load(c + m * ldc + n * kWidth) : Simd::zero();
+    }
+  }
+  Block::template run<MR, NB>(acc, a, lda, b, k);
+  for (int m = 0; m < MR; ++m) {
+    for (int n = 0; n < NB * kVecs; ++n) Simd::store(c + m * ldc + n * kWidth, acc[m][n]);
+  }
+}
+
+// `MR` rows times any number of blocks.
+template <class Block, int MR>
+void tile_row(const float* a, std::size_t lda, const typename Block::T* const* b, int blocks, int k,
+              float* c, std::size_t ldc, bool accumulate) {
+  constexpr int NB = Simd::blocks_for(MR);
+  int n = 0;
+  for (; n + NB <= blocks; n += NB) {
+    tile<Block, MR, NB>(a, lda, b + n, k, c + n * kLanes, ldc, accumulate);
+  }
+  for (; n < blocks; ++n) {
+    tile<Block, MR, 1>(a, lda, b + n, k, c + n * kLanes, ldc, accumulate);
+  }
+}
+
+template <class Block, int MR = Simd::kMaxRows>
+void tile_rows(int rows, const float* a, std::size_t lda, const typename Block::T* const* b,
+               int blocks, int k, float* c, std::size_t ldc, bool accumulate) {
+  if constexpr (MR > 1) {
+    if (rows < MR) {
+      tile_rows<Block, MR - 1>(rows, a, lda, b, blocks, k, c, ldc, accumulate);
+      return;
+    }
+  }
+  tile_row<Block, MR>(a, lda, b, blocks, k, c, ldc, accumulate);
+}
+
+// Calls f(first, count) for tiles of nearly equal size: 8 rows are 4 + 4, not 6 + 2.
+template <class Function>
+void for_row_tiles(int rows, int max_rows, Function f) {
+  const int tiles = (rows + max_rows - 1) / max_rows;
+  for (int t = 0, first = 0; t < tiles; ++t) {
+    const int count = rows / tiles + (t < rows % tiles ? 1 : 0);
+    f(first, count);
+    first += count;
+  }
+}
+
+template <class Block>
+void panel(const Panel& p) {
+  const auto* blocks = reinterpret_cast<const typename Block::T* const*>(p.blocks);
+  for_row_tiles(p.rows, Simd::kMaxRows, [&](int first, int count) {
+    tile_rows<Block>(count, p.a + first * p.lda, p.lda, blocks, p.num_blocks, p.k,
+                     p.c + first * p.ldc, p.ldc, p.accumulate);
+  });
+}
+
+template <class Block>
+void value_rows(const ValueRows& v) {
+  const auto* units = reinterpret_cast<const typename Block::T* const*>(v.units);
+  const int blocks = v.d / kLanes;
+  for (int row = 0; row < v.rows; ++row) {
+    for (int n = 0; n < blocks; ++n) {
+      float* o = v.o + row * v.ldo + n * kLanes;
+      F acc[kVecs];
+      for (int i = 0; i < kVecs; ++i) acc[i] = Simd::load(o + i * kWidth);
+      for (int key = 0; key < v.keys; ++key) {
+        const F weight = Simd::set1(v.p[row * v.ldp + key]);
+        const auto* block = units[key] + static_cast<std::size_t>(n) * kLanes * kLanes;
+        for (int i = 0; i < kVecs; ++i) {
+          acc[i] = Simd::fmadd(weight, Block::value(block, v.lanes[key], i), acc[i]);
+        }
+      }
+      for (int i = 0; i < kVecs; ++i) Simd::store(o + i * kWidth, acc[i]);
+    }
+  }
+}
+
+inline void softmax(Softmax& s) {
+  float max = -std::numeric_limits<float>::infinity();
+  for (int i = s.hidden; i < s.n; ++i) {
+    float x = s.s[i] * s.scale;
+    if (s.cap > 0) x = s.cap * std::tanh(x / s.cap);
+    s.s[i] = x;
+    max = x > max ? x : max;
+  }
+  for (int i = 0; i < s.hidden && i < s.n; ++i) s.s[i] = -std::numeric_limits<float>::infinity();
+  s.max = max;
+  s.sum = 0;
+  if (s.hidden >= s.n) return;
+  // Lanes follow the position; the sum of lanes is taken in one order.
+  const F shift = Simd::set1(max);
+  F sum = Simd::zero();
+  int i = 0;
+  for (; i + kWidth <= s.n; i += kWidth) {
+    const F e = Simd::keep_above(vexp(Simd::sub(Simd::load(s.s + i), shift)), Simd::load(s.s + i));
+    Simd::store(s.s + i, e);
+    sum = Simd::add(sum, e);
+  }
+  if (i < s.n) {
+    alignas(64) float rest[kWidth];
+    for (int j = 0; j < kWidth; ++j) {
+      rest[j] = i + j < s.n ? s.s[i + j] : -std::numeric_limits<float>::infinity();
+    }
+    const F e = Simd::keep_above(vexp(Simd::sub(Simd::load(rest), shift)), Simd::load(rest));
+    Simd::store(rest, e);
+    sum = Simd::add(sum, e);
+    for (int j = 0; i + j < s.n; ++j) s.s[i + j] = rest[j];
+  }
+  alignas(64) float lanes[kWidth];
+  Simd::store(lanes, sum);
+  for (int j = 0; j < kWidth; ++j) s.sum += lanes[j];
+}
+
+inline void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
+  F sum = Simd::zero();
+  for (int i = 0; i < n; i += kWidth) {
+    const F value = Simd::load(x + i);
+    sum = Simd::fmadd(value, value, sum);
+  }
+  alignas(64) float lanes[kWidth];
+  Simd::store(lanes, sum);
+  float total = 0;
+  for (int j = 0; j < kWidth; ++j) total += lanes[j];
+  const F scale = Simd::set1(1.0f / std::sqrt(total / static_cast<float>(n) + eps));
+  for (int i = 0; i < n; i += kWidth) {
+    Simd::store(out + i, Simd::mul(Simd::mul(Simd::load(x + i), scale), Simd::load(weight + i)));
+  }
+}
+
+inline void rope(float* x, const float* cos, const float* sin, int d) {
+  const int half = d / 2;
+  int i = 0;
+  for (; i + kWidth <= half; i += kWidth) {
+    const F a = Simd::load(x + i), b = Simd::load(x + half + i);
+    const F c = Simd::load(cos + i), s = Simd::load(sin + i);
+    Simd::store(x + i, Simd::sub(Simd::mul(a, c), Simd::mul(b, s)));
+    Simd::store(x + half + i, Simd::add(Simd::mul(b, c), Simd::mul(a, s)));
+  }
+  for (; i < half; ++i) {
+    const float a = x[i], b = x[half + i];
+    x[i] = a * cos[i] - b * sin[i];
+    x[half + i] = b * cos[i] + a * sin[i];
+  }
+}
+
+inline F silu_mul(F gate, F up) {
+  const F one = Simd::set1(1.0f);
+  return Simd::mul(Simd::div(gate, Simd::add(one, vexp(Simd::sub(Simd::zero(), gate)))), up);
+}
+
+// Activations in float32; with Round, of bfloat16 precision.
+template <bool Round>
+struct FloatAct {
+  using T = float;
+  static inline void store(T* out, F x) { Simd::store(out, Round ? Simd::round_bf16(x) : x); }
+};
+
+template <class Act>
+void to_act(const float* x, int n, void* act) {
+  auto* out = static_cast<typename Act::T*>(act);
+  for (int i = 0; i < n; i += kWidth) Act::store(out + i, Simd::load(x + i));
+}
+
+// Takes y[count][kGroup * 16], finished outputs of the blocks from `block` on.
+template <class Act>
+void finish(const Gemm& g, int first, int count, int block, int blocks, float* y) {
+  constexpr std::size_t ldy = kGroup * kLanes;
+  const int n0 = block * kLanes;
+  if (g.bias != nullptr) {
+    for (int m = 0; m < count; ++m) {
+      for (int i = 0; i < blocks * kLanes; i += kWidth) {
+        Simd::store(y + m * ldy + i,
+                    Simd::add(Simd::load(y + m * ldy + i), Simd::load(g.bias + n0 + i)));
+      }
+    }
+  }
+  for (int m = 0; m < count; ++m) {
+    const float* row = y + m * ldy;
+    const std::size_t r = first + m;
+    switch (g.epilogue) {
+      case Epilogue::kStore:
+        for (int i = 0; i < blocks * kLanes; i += kWidth) {
+          Simd::store(g.c + r * g.ldc + n0 + i, Simd::load(row + i));
+        }
+        break;
+      case Epilogue::kAdd:
+        for (int i = 0; i < blocks * kLanes; i += kWidth) {
+          float* c = g.c + r * g.ldc + n0 + i;
+          Simd::store(c, Simd::add(Simd::load(c), Simd::load(row + i)));
+        }
+        break;
+      case Epilogue::kSiluMul: {
+        auto* act = static_cast<typename Act::T*>(g.act) + r * g.ld_act;
+        for (int b = 0; b < blocks; b += 2) {
+          for (int i = 0; i < kLanes; i += kWidth) {
+            Act::store(
+                act + (block + b) / 2 * kLanes + i,
+                silu_mul(Simd::load(row + b * kLanes + i), Simd::load(row + (b + 1) * kLanes + i)));
+          }
+        }
+        break;
+      }
+      case Epilogue::kArgmax: {
+        F top = Simd::load(row);
+        for (int i = kWidth; i < blocks * kLanes; i += kWidth)
+          top = Simd::max(top, Simd::load(row + i));
+        if (!Simd::any_above(top, g.best[r])) break;
+        for (int i = 0; i < blocks * kLanes && n0 + i < g.id_limit; ++i) {
+          if (row[i] > g.best[r]) {
+            g.best[r] = row[i];
+            g.best_id[r] = n0 + i;
+          }
+        }
+        break;
+      }
+    }
+  }
+}
+
+// The loop over blocks and rows. `compute(first, count, blocks, number, y)`
+// fills y[count][kGroup * 16] for rows [first, first + count).
+template <class Act, class Compute>
+void gemm_loop(const Gemm& g, int max_rows, int group, Compute compute) {
+  alignas(64) float y[32 * kGroup * kLanes];
+  for (int top = 0; top < g.rows; top += kRowsInCache) {
+    const int rows = g.rows - top < kRowsInCache ? g.rows - top : kRowsInCache;
+    for (int block = g.block_begin; block < g.block_end; block += group) {
+      const int blocks = g.block_end - block < group ? g.block_end - block : group;
+      for_row_tiles(rows, max_rows, [&](int first, int count) {
+        compute(top + first, count, block, blocks, y);
+        finish<Act>(g, top + first, count, block, blocks, y);
+      });
+    }
+  }
+}
+
+// Activations in float32, products and sums by FMA in float32.
+template <class Act>
+void gemm(const Gemm& g) {
+  const auto* a = static_cast<const float*>(g.a);
+  gemm_loop<Act>(g, Simd::kMaxRows, kGroup,
+                 [&](int first, int count, int block, int blocks, float* y) {
+                   const std::uint16_t* b[kGroup];
+                   for (int n = 0; n < blocks; ++n)
+                     b[n] = g.w + static_cast<std::size_t>(block + n) * kLanes * g.k;
+                   tile_rows<Bf16Block>(count, a + first * g.lda, g.lda, b, blocks, g.k, y,
+                                        kGroup * kLanes, false);
+                 });
+}
+
+inline void nothing() {}
+
+}  // namespace FORERUN_LEVEL
+}  // namespace forerun

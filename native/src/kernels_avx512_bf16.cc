@@ -1,0 +1,75 @@
+// AVX512-BF16: the weights are multiplied in pairs by VDPBF16PS. Attention and
+// element-wise work are those of AVX-512, as is everything in float32.
+#define FORERUN_LEVEL avx512_bf16
+#include "avx512-inl.h"
+#include "kernels-inl.h"
+
+namespace forerun {
+namespace avx512_bf16 {
+
+// Blocks multiplied pair by pair: one VDPBF16PS a pair of steps, in order.
+template <int MR, int NB>
+void pair_tile(const std::uint16_t* a, std::size_t lda, const std::uint16_t* const* b, int k,
+               float* y) {
+  F acc[MR][NB];
+  for (int m = 0; m < MR; ++m) {
+    for (int n = 0; n < NB; ++n) acc[m][n] = Simd::zero();
+  }
+  for (int i = 0; i < k; i += 2) {
+    __m512bh w[NB];
+    for (int n = 0; n < NB; ++n) {
+      w[n] =
+          reinterpret_cast<__m512bh>(Simd::load_words(b[n] + static_cast<std::size_t>(i) * kLanes));
+    }
+    for (int m = 0; m < MR; ++m) {
+      int pair;
+      std::memcpy(&pair, a + m * lda + i, sizeof pair);
+      const __m512bh x = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
+      for (int n = 0; n < NB; ++n) acc[m][n] = _mm512_dpbf16_ps(acc[m][n], x, w[n]);
+    }
+  }
+  for (int m = 0; m < MR; ++m) {
+    for (int n = 0; n < NB; ++n) Simd::store(y + m * kGroup * kLanes + n * kLanes, acc[m][n]);
+  }
+}
+
+template <int MR = Simd::kMaxRows>
+void pair_tiles(int rows, const std::uint16_t* a, std::size_t lda, const std::uint16_t* const* b,
+                int blocks, int k, float* y) {
+  if constexpr (MR > 1) {
+    if (rows < MR) {
+      pair_tiles<MR - 1>(rows, a, lda, b, blocks, k, y);
+      return;
+    }
+  }
+  constexpr int NB = Simd::blocks_for(MR);
+  int n = 0;
+  for (; n + NB <= blocks; n += NB) pair_tile<MR, NB>(a, lda, b + n, k, y + n * kLanes);
+  for (; n < blocks; ++n) pair_tile<MR, 1>(a, lda, b + n, k, y + n * kLanes);
+}
+
+void pair_gemm(const Gemm& g) {
+  const auto* a = static_cast<const std::uint16_t*>(g.a);
+  gemm_loop<Bf16Act>(g, Simd::kMaxRows, kGroup,
+                     [&](int first, int count, int block, int blocks, float* y) {
+                       const std::uint16_t* b[kGroup];
+                       for (int n = 0; n < blocks; ++n)
+                         b[n] = g.w + static_cast<std::size_t>(block + n) * kLanes * g.k;
+                       pair_tiles(count, a + first * g.lda, g.lda, b, blocks, g.k, y);
+                     });
+}
+
+}  // namespace avx512_bf16
+
+const Kernels* kernels_avx512_bf16(bool bf16) {
+  using namespace avx512_bf16;
+  static const Kernels with_bf16 = {
+      "avx512_bf16", 2,        0,    pair_gemm,       panel<Bf16Block>, value_rows<Bf16Block>,
+      softmax,       rms_norm, rope, to_act<Bf16Act>, nothing,          nothing};
+  static const Kernels with_f32 = {
+      "avx512_bf16", 4,        0,    gemm<FloatAct<false>>,   panel<F32Block>, value_rows<F32Block>,
+      softmax,       rms_norm, rope, to_act<FloatAct<false>>, nothing,         nothing};
+  return bf16 ? &with_bf16 : &with_f32;
+}
+
+}  // namespace forerun

@@ -1,0 +1,154 @@
+// The readable reference, for any x86-64: plain loops, products and sums in
+// float32 rounded one by one, each output accumulated in the order of the
+// depth. The lane loops are innermost so that a compiler may vectorise them
+// without changing that order.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "forerun/kernels.h"
+#include "forerun/packed.h"
+
+namespace forerun {
+namespace {
+
+struct Bf16Block {
+  using T = std::uint16_t;
+  static float at(const T* block, int lane, int k) {
+    return bf16_to_float(block[bf16_block_index(lane, k)]);
+  }
+};
+
+struct F32Block {
+  using T = float;
+  static float at(const T* block, int lane, int k) { return block[f32_block_index(lane, k)]; }
+};
+
+// y[16] += a[k] * block
+template <class Block>
+void accumulate(const float* a, const typename Block::T* block, int k, float* y) {
+  for (int i = 0; i < k; ++i) {
+    for (int lane = 0; lane < kLanes; ++lane) y[lane] += a[i] * Block::at(block, lane, i);
+  }
+}
+
+template <class Block>
+void panel(const Panel& p) {
+  for (int row = 0; row < p.rows; ++row) {
+    for (int n = 0; n < p.num_blocks; ++n) {
+      float* c = p.c + row * p.ldc + n * kLanes;
+      if (!p.accumulate) std::fill(c, c + kLanes, 0.0f);
+      accumulate<Block>(p.a + row * p.lda, static_cast<const typename Block::T*>(p.blocks[n]), p.k,
+                        c);
+    }
+  }
+}
+
+template <class Block>
+void value_rows(const ValueRows& v) {
+  for (int row = 0; row < v.rows; ++row) {
+    float* o = v.o + row * v.ldo;
+    for (int key = 0; key < v.keys; ++key) {
+      const auto* unit = static_cast<const typename Block::T*>(v.units[key]);
+      for (int i = 0; i < v.d; ++i) {
+        const auto* block = unit + static_cast<std::size_t>(i / kLanes) * kLanes * kLanes;
+        o[i] += v.p[row * v.ldp + key] * Block::at(block, i % kLanes, v.lanes[key]);
+      }
+    }
+  }
+}
+
+void softmax(Softmax& s) {
+  s.max = -std::numeric_limits<float>::infinity();
+  s.sum = 0;
+  for (int i = s.hidden; i < s.n; ++i) {
+    float x = s.s[i] * s.scale;
+    if (s.cap > 0) x = s.cap * std::tanh(x / s.cap);
+    s.s[i] = x;
+    s.max = std::max(s.max, x);
+  }
+  for (int i = 0; i < s.n; ++i) {
+    s.s[i] = i < s.hidden ? 0.0f : std::exp(s.s[i] - s.max);
+    s.sum += s.s[i];
+  }
+}
+
+void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
+  float sum = 0;
+  for (int i = 0; i < n; ++i) sum += x[i] * x[i];
+  const float scale = 1.0f / std::sqrt(sum / static_cast<float>(n) + eps);
+  for (int i = 0; i < n; ++i) out[i] = x[i] * scale * weight[i];
+}
+
+void rope(float* x, const float* cos, const float* sin, int d) {
+  for (int i = 0; i < d / 2; ++i) {
+    const float a = x[i], b = x[d / 2 + i];
+    x[i] = a * cos[i] - b * sin[i];
+    x[d / 2 + i] = b * cos[i] + a * sin[i];
+  }
+}
+
+template <bool Round>
+float act_value(float x) {
+  return Round ? round_to_bf16(x) : x;
+}
+
+template <bool Round>
+void to_act(const float* x, int n, void* act) {
+  for (int i = 0; i < n; ++i) static_cast<float*>(act)[i] = act_value<Round>(x[i]);
+}
+
+template <bool Round>
+void gemm(const Gemm& g) {
+  for (int row = 0; row < g.rows; ++row) {
+    const float* a = static_cast<const float*>(g.a) + row * g.lda;
+    float gate[kLanes] = {};
+    for (int block = g.block_begin; block < g.block_end; ++block) {
+      float y[kLanes] = {};
+      accumulate<Bf16Block>(a, g.w + static_cast<std::size_t>(block) * kLanes * g.k, g.k, y);
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const int n = block * kLanes + lane;
+        if (g.bias != nullptr) y[lane] += g.bias[n];
+        switch (g.epilogue) {
+          case Epilogue::kStore:
+            g.c[row * g.ldc + n] = y[lane];
+            break;
+          case Epilogue::kAdd:
+            g.c[row * g.ldc + n] += y[lane];
+            break;
+          case Epilogue::kSiluMul:
+            if (block % 2 == 0) {
+              gate[lane] = y[lane];
+            } else {
+              const float silu = gate[lane] / (1.0f + std::exp(-gate[lane]));
+              static_cast<float*>(g.act)[row * g.ld_act + block / 2 * kLanes + lane] =
+                  act_value<Round>(silu * y[lane]);
+            }
+            break;
+          case Epilogue::kArgmax:
+            if (n < g.id_limit && y[lane] > g.best[row]) {
+              g.best[row] = y[lane];
+              g.best_id[row] = n;
+            }
+            break;
+        }
+      }
+    }
+  }
+}
+
+void nothing() {}
+
+}  // namespace
+
+const Kernels* kernels_scalar(bool bf16) {
+  static const Kernels with_bf16 = {
+      "scalar", 4,        0,    gemm<true>,   panel<Bf16Block>, value_rows<Bf16Block>,
+      softmax,  rms_norm, rope, to_act<true>, nothing,          nothing};
+  static const Kernels with_f32 = {
+      "scalar", 4,        0,    gemm<false>,   panel<F32Block>, value_rows<F32Block>,
+      softmax,  rms_norm, rope, to_act<false>, nothing,         nothing};
+  return bf16 ? &with_bf16 : &with_f32;
+}
+
+}  // namespace forerun
