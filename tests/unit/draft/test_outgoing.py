@@ -1,0 +1,46 @@
+"""Whatever is ready goes into one message, as far as its size allows."""
+
+from __future__ import annotations
+
+import asyncio
+
+from draft_server.outgoing import Outgoing
+from forerun.v1 import verify_pb2
+
+
+async def test_one_message_takes_everything() -> None:
+    outgoing = Outgoing()
+    for number in range(3):
+        outgoing.tree(verify_pb2.SessionTree(session=number))
+        outgoing.open(verify_pb2.Open(session=10 + number, prompt_token_ids=[1, 2]))
+        outgoing.cancel(20 + number)
+    request = await outgoing.take(1000)
+    assert request is not None
+    assert [tree.session for tree in request.trees] == [0, 1, 2]
+    assert [message.session for message in request.opens] == [10, 11, 12]
+    assert [cancel.session for cancel in request.cancels] == [20, 21, 22]
+
+
+async def test_long_prompts_take_a_message_each() -> None:
+    outgoing = Outgoing()
+    for number in range(3):
+        outgoing.open(verify_pb2.Open(session=number, prompt_token_ids=[1] * 100))
+    sizes = []
+    for _ in range(3):
+        request = await outgoing.take(600)
+        assert request is not None
+        sizes.append(len(request.opens))
+    assert sizes == [1, 1, 1]
+
+
+async def test_waits_for_something_and_ends_once_closed() -> None:
+    outgoing = Outgoing()
+    taking = asyncio.create_task(outgoing.take(1000))
+    await asyncio.sleep(0)
+    assert not taking.done()
+    outgoing.cancel(1)
+    assert (await taking) is not None
+    outgoing.cancel(2)
+    outgoing.close()
+    assert (await outgoing.take(1000)) is not None, "what is queued still goes"
+    assert (await outgoing.take(1000)) is None
