@@ -11,7 +11,7 @@ import argparse
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from forerun.tree import Budget
 
@@ -61,7 +61,7 @@ class VerifyConfig:
         "folder of a checkpoint, or a .gguf file; the default model if not given",
         metavar="PATH",
     )
-    dtype: str = _setting(
+    dtype: Literal["bfloat16", "float32"] = _setting(
         "bfloat16", "precision of activations and KV", choices=("bfloat16", "float32")
     )
     threads: int = _setting(0, "threads of the engine; 0: one a physical core", int, minimum=0)

@@ -43,7 +43,7 @@ def test_rejected_drafts_pause_within_eight_rounds_and_probe_ever_less() -> None
         pace.record_round(0)
         rounds += 1
     assert rounds <= 8
-    pauses = []
+    pauses: list[int] = []
     for _ in range(7):
         steps = 0
         while not pace.drafts:

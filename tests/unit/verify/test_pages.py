@@ -129,7 +129,7 @@ def test_a_prompt_that_never_fits_is_an_error_and_a_full_queue_is_another() -> N
         stepping.open(number, [number] * 9, 2)
     stepping.run()
     assert never.failures[0].error.reason == "PROMPT_TOO_LONG"
-    assert never.failures[0].error.fields[0].field == "open.prompt_token_ids"  # type: ignore[attr-defined]
+    assert never.failures[0].error.fields[0].field == "open.prompt_token_ids"
     assert len(fits.tokens) == 1, "the pool is the context limit where it is smaller"
     refused = stepping.seen[5].failures[0].error
     assert (refused.code, refused.reason) == ("RESOURCE_EXHAUSTED", "KV_FULL")
@@ -204,7 +204,7 @@ def test_no_page_is_lost_over_five_hundred_sessions(page_size: int, branching: i
     rng = random.Random(page_size * branching)
     target = ScriptedTarget(NEXT, page_size=page_size, pages_total=max(6, 192 // page_size))
     stepping = Stepping(target, max_waiting=500, max_sessions=500, row_budget=64)
-    cancelled = set()
+    cancelled: set[int] = set()
     counts = {}
     for number in range(500):
         prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 6))]

@@ -1,0 +1,182 @@
+"""The verify server as a whole: ports, health, reflection, metrics, signals, start and stop.
+
+Nothing else wires these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
+
+from forerun.errors import Unavailable
+from forerun.transport import Security, server_options
+from forerun.v1 import verify_pb2
+from forerun.v1.verify_pb2_grpc import add_VerifyServiceServicer_to_server
+from verify_server.config import VerifyConfig
+from verify_server.engine_thread import EngineThread
+from verify_server.events import EndAll, Refuse
+from verify_server.metrics import Metrics
+from verify_server.scheduler import Scheduler
+from verify_server.servicer import VerifyServicer
+from verify_server.target import Target, load_target
+
+logger = logging.getLogger(__name__)
+
+SERVICE = verify_pb2.DESCRIPTOR.services_by_name["VerifyService"].full_name
+HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+# What is left to write after the last session ended gets this long.
+CLOSE_S = 2.0
+
+
+class VerifyServer:
+    """A verify server on the running event loop, for one target.
+
+    `address` is where it listens (a port of 0 becomes the one that was chosen), and
+    `metrics_address` where metrics are served, both known after `start`. Raises ValueError where
+    the settings do not fit the engine or each other.
+    """
+
+    def __init__(self, target: Target, config: VerifyConfig) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.address = ""
+        self.metrics_address = ""
+        self.scheduler = Scheduler(
+            target.engine,
+            config,
+            vocab_size=target.vocab_size,
+            eos_ids=target.eos_token_ids,
+            metrics=self.metrics,
+        )
+        description = target.describe(config, self.scheduler.admission.max_context)
+        self.servicer = VerifyServicer(description, target.vocabulary, config.outbox_bytes)
+        self._thread = EngineThread(
+            self.scheduler, target.engine, self.servicer.deliver, self._on_engine_failure
+        )
+        self.servicer.engine_thread = self._thread
+        self._health = health_aio.HealthServicer()
+        self._security = Security.load(
+            tls_cert=config.tls_cert,
+            tls_key=config.tls_key,
+            tls_ca=config.tls_ca,
+            token_file=config.token_file,
+        )
+        self._hurry = asyncio.Event()
+        self._server: grpc.aio.Server | None = None
+        self._failure: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listens, warms the engine up, and only then says SERVING.
+
+        Raises RuntimeError where the address cannot be had, and what the engine raises.
+        """
+        await self._set_health(serving=False)
+        server = grpc.aio.server(
+            options=server_options(self.config.max_message_bytes),
+            interceptors=self._security.interceptors(),
+        )
+        add_VerifyServiceServicer_to_server(self.servicer, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        if self.config.reflection:
+            names = (SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, server)
+        self.address = self._security.bind(server, self.config.listen)
+        self._start_metrics()
+        await server.start()
+        self._server = server
+        try:
+            await self._thread.start()
+        except BaseException:
+            await server.stop(None)
+            raise
+        await self._set_health(serving=True)
+        logger.info("serving on %s", self.address)
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Takes no more sessions, lets open ones finish for `grace_s` seconds (the config's if
+        None), ends the rest with UNAVAILABLE, and frees everything."""
+        assert self._server is not None, "start comes first"
+        grace_s = self.config.grace_s if grace_s is None else grace_s
+        logger.info("stopping; open sessions get %g s", grace_s)
+        error = Unavailable("the verify server is stopping", reason="DRAINING")
+        await self._health.enter_graceful_shutdown()
+        self.servicer.drain(int(grace_s * 1000))
+        await self._thread.handled(Refuse(error))
+        await self._wait_idle(grace_s)
+        await self._thread.handled(EndAll(error))
+        self.servicer.end_streams()
+        await self._server.stop(CLOSE_S)
+        await self._thread.stop()
+        if self._metrics_server is not None:
+            self._metrics_server.shutdown()
+            self._metrics_server.server_close()
+        logger.info("stopped")
+
+    def hurry(self) -> None:
+        """Cuts the grace period of `stop` short."""
+        self._hurry.set()
+
+    async def _wait_idle(self, grace_s: float) -> None:
+        waits = [asyncio.create_task(e.wait()) for e in (self.servicer.idle, self._hurry)]
+        await asyncio.wait(waits, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if not self.servicer.idle.is_set():
+            logger.warning("the grace period is over; %d sessions end", self.scheduler.num_sessions)
+
+    def _start_metrics(self) -> None:
+        self._metrics_server = None
+        if self.config.metrics_port is None:
+            return
+        listen = self.config.listen
+        host = "127.0.0.1" if listen.startswith("unix") else listen.rpartition(":")[0].strip("[]")
+        self._metrics_server, _ = start_http_server(
+            self.config.metrics_port, addr=host, registry=self.metrics.registry
+        )
+        self.metrics_address = f"{host}:{self._metrics_server.server_port}"
+        logger.info("metrics on http://%s/metrics", self.metrics_address)
+
+    def _on_engine_failure(self) -> None:
+        self._failure = asyncio.ensure_future(self._set_health(serving=False))
+
+    async def _set_health(self, *, serving: bool) -> None:
+        states = health_pb2.HealthCheckResponse
+        for service in ("", SERVICE):
+            await self._health.set(service, states.SERVING if serving else states.NOT_SERVING)
+
+
+async def serve(config: VerifyConfig) -> None:
+    """Runs a verify server until SIGTERM or SIGINT, then drains it; a second signal cuts that
+    short."""
+    target = await asyncio.to_thread(load_target, config)
+    server = VerifyServer(target, config)
+    await server.start()
+    stop = asyncio.Event()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            server.hurry()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    await stop.wait()
+    await server.stop()
+
+
+def run(config: VerifyConfig) -> None:
+    """`serve` on a loop of its own, uvloop's where it is installed."""
+    logger.info("verify server: %s", config.describe())
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(serve(config))
+    else:
+        uvloop.run(serve(config))
