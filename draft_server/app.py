@@ -51,7 +51,8 @@ class DraftServer:
     """A draft server on the running event loop.
 
     tokenizer and drafter: in place of those that the config names. `address` is where it listens
-    (a port of 0 becomes the one that was chosen), known after `start`.
+    (a port of 0 becomes the one that was chosen) and `metrics_address` where metrics are served,
+    both known after `start`.
     """
 
     def __init__(
@@ -64,6 +65,8 @@ class DraftServer:
         self.config = config
         self.metrics = DraftMetrics()
         self.address = ""
+        self.metrics_address = ""
+        self._metrics_server: Any = None
         self._tokenizer = tokenizer
         self._drafter = drafter
         self._health = health_aio.HealthServicer()
@@ -115,11 +118,7 @@ class DraftServer:
             names = (SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
         self.address = security.bind(self._server, config.listen)
-        self._metrics_server = None
-        if config.metrics_port is not None:
-            self._metrics_server, _ = start_http_server(
-                config.metrics_port, registry=self.metrics.registry
-            )
+        self._start_metrics()
         await self._server.start()
         self.stream.start()
         logger.info("listening on %s, drafting by %s", self.address, drafter.info.name)
@@ -141,6 +140,17 @@ class DraftServer:
         if self._metrics_server is not None:
             self._metrics_server.shutdown()
             self._metrics_server.server_close()
+
+    def _start_metrics(self) -> None:
+        if self.config.metrics_port is None:
+            return
+        listen = self.config.listen
+        host = "127.0.0.1" if listen.startswith("unix") else listen.rpartition(":")[0].strip("[]")
+        self._metrics_server, _ = start_http_server(
+            self.config.metrics_port, addr=host, registry=self.metrics.registry
+        )
+        self.metrics_address = f"{host}:{self._metrics_server.server_port}"
+        logger.info("metrics on http://%s/metrics", self.metrics_address)
 
     def _on_ready(self, ready: bool) -> None:
         if ready:

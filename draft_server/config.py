@@ -124,12 +124,16 @@ class DraftConfig:
             choices = item.metadata["choices"]
             if minimum is not None and value is not None and value < minimum:
                 raise ValueError(f"{_flag(item)} is {value}; it must be at least {minimum}")
-            if choices and value not in choices:
+            if choices and value not in choices and item.name != "draft":
                 raise ValueError(f"{_flag(item)} is {value!r}; it must be one of {choices}")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key belong together; give both or neither")
         if self.tls_ca and not self.tls_cert:
             raise ValueError("--tls-ca needs --tls-cert and --tls-key")
+        if (self.verifier_tls_cert is None) != (self.verifier_tls_key is None):
+            raise ValueError("--verifier-tls-cert and --verifier-tls-key belong together")
+        if self.verifier_tls_cert and not self.verifier_tls_ca:
+            raise ValueError("--verifier-tls-cert needs --verifier-tls-ca, which turns TLS on")
         check_method(self.draft, self.draft_settings)
 
     @property

@@ -73,12 +73,7 @@ async def test_a_restart_in_the_middle_changes_no_id(sessions: int) -> None:
 async def test_the_draft_model_goes_on_where_it_was() -> None:
     next_token = hash_next(256)
 
-    class Engine(ScriptedTarget):
-        def truncate(self, sequence, length: int) -> None:  # type: ignore[no-untyped-def]
-            sequence.length = length
-            self._free_from(sequence, self._pages_for(length))
-
-    engine = Engine(next_token, pages_total=100, max_context=400)
+    engine = ScriptedTarget(next_token, pages_total=100, max_context=400)
     drafter = StandaloneDrafter(engine, 256)
     budgets = {"budgets": lambda round_: Budget(4, 4)}
     async with drafting_pair(next_token, drafter, **budgets) as pair:

@@ -17,19 +17,10 @@ PROMPT = [3, 1, 4, 1, 5]
 NEXT = hash_next(VOCAB)
 
 
-class DraftEngine(ScriptedTarget):
-    """Adds what only a draft needs: dropping the end of a sequence."""
-
-    def truncate(self, sequence: Cache, length: int) -> None:
-        assert 0 <= length < sequence.length
-        sequence.length = length
-        self._free_from(sequence, self._pages_for(length))
-
-
 def drafter_of(
     next_token: NextToken = NEXT, vocab_size: int = VOCAB, chunk: int = 256, **limits: int
-) -> tuple[StandaloneDrafter, DraftEngine]:
-    engine = DraftEngine(
+) -> tuple[StandaloneDrafter, ScriptedTarget]:
+    engine = ScriptedTarget(
         next_token, **{"pages_total": 400, "max_context": 1200, "max_rows": 512} | limits
     )
     return StandaloneDrafter(engine, vocab_size, chunk), engine
