@@ -88,14 +88,13 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     # Without merges an entry of several characters could never be made.
     if not isinstance(merges, list) or (not merges and _longest_normal(tokens, types) > 1):
         raise _refusal(fields, "tokenizer.ggml.merges", merges)
-    backend = Backend(
-        models.BPE(
-            vocab={token: token_id for token_id, token in enumerate(tokens)},
-            merges=[_pair(fields, merge) for merge in merges],
-            # Llama 3 takes a piece that is an entry whole, before any merging.
-            ignore_merges=pre == "llama-bpe",
-        )
-    )
+    vocab = {token: token_id for token_id, token in enumerate(tokens)}
+    pairs = [_pair(fields, merge) for merge in merges]
+    try:
+        # Llama 3 takes a piece that is an entry whole, before any merging.
+        backend = Backend(models.BPE(vocab, pairs, ignore_merges=pre == "llama-bpe"))
+    except Exception as error:  # the library raises plain Exception
+        raise ModelError(f"{source}: the vocabulary and its merges disagree: {error}") from error
     if pre == "qwen2":
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizer

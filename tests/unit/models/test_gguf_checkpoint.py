@@ -18,7 +18,7 @@ from tests.fixtures.reference import greedy_reference
 from tests.fixtures.tiny import LINEAR_ROPE, LLAMA3_ROPE, random_prompts, shared_checkpoint
 
 # Whole blocks of 256, as the K types need.
-WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 
 
 @pytest.mark.parametrize("quantization", ["F32", "F16", "BF16"])
