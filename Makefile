@@ -29,6 +29,7 @@ lint: $(VENV)/.dev ## Check style, types, C++ format and the .proto files
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	@$(BIN)/python scripts/lint_protos.py
 
 format: $(VENV)/.dev ## Format Python and C++, and mend what ruff can mend
 	@$(BIN)/ruff check --fix

@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 ROOT = Path("/")
@@ -87,17 +88,30 @@ def allowed_cpus(root: Path = ROOT) -> tuple[int, ...]:
     return parse_cpu_list(_read(root / "sys/devices/system/cpu/online") or "0")
 
 
-def physical_cores(cpus: Sequence[int], root: Path = ROOT) -> int:
-    """How many physical cores these logical CPUs sit on; SMT siblings count once.
+def cores(cpus: Sequence[int], root: Path = ROOT) -> list[tuple[int, ...]]:
+    """These logical CPUs by physical core, both in ascending order: SMT siblings are together.
 
     A CPU whose topology the kernel does not tell counts as a core of its own.
     """
-    cores: set[str] = set()
-    for cpu in cpus:
+    siblings_of: dict[str, list[int]] = {}
+    for cpu in sorted(cpus):
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
         siblings = _read(topology / "core_cpus_list") or _read(topology / "thread_siblings_list")
-        cores.add(siblings or str(cpu))
-    return len(cores)
+        siblings_of.setdefault(siblings or str(cpu), []).append(cpu)
+    return sorted(map(tuple, siblings_of.values()))
+
+
+def physical_cores(cpus: Sequence[int], root: Path = ROOT) -> int:
+    """How many physical cores these logical CPUs sit on."""
+    return len(cores(cpus, root))
+
+
+def pinning_order(root: Path = ROOT) -> tuple[int, ...]:
+    """The allowed CPUs in the order in which threads should be pinned to them: one of each core
+    first, so that no two threads share a core before every core has one."""
+    by_core = cores(allowed_cpus(root), root)
+    layers = zip_longest(*by_core)
+    return tuple(cpu for layer in layers for cpu in layer if cpu is not None)
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:

@@ -70,6 +70,7 @@ async def generate_all(
         report(done, len(prompts))
         return generation
 
+    report(done, len(prompts))
     tasks = [asyncio.create_task(generate(prompt)) for prompt in prompts]
     try:
         for prompt, task in zip(prompts, tasks, strict=True):

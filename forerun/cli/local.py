@@ -122,10 +122,11 @@ def local_servers(options: LocalOptions) -> Iterator[str]:
             dtype=options.dtype if drafting else None,
             threads=options.threads if drafting else None,
         )
-        children = [
-            stack.enter_context(_child(TARGET_PACKAGE, verify, target_flags)),
-            stack.enter_context(_child(DRAFT_PACKAGE, draft, draft_flags)),
-        ]
+        children = [stack.enter_context(_child(TARGET_PACKAGE, verify, target_flags))]
+        if drafting:
+            # Both load a model then, and their progress bars would overwrite each other.
+            _wait_until_healthy(children, verify)
+        children.append(stack.enter_context(_child(DRAFT_PACKAGE, draft, draft_flags)))
         _wait_until_healthy(children, draft)
         yield draft
 
@@ -145,8 +146,10 @@ def _child(package: str, address: str, flags: list[str]) -> Iterator[subprocess.
 
 
 def _wait_until_healthy(children: Sequence[subprocess.Popen[bytes]], address: str) -> None:
-    """Waits for the draft server, which is healthy once its verify server is. There is no limit but
-    the children's lives: loading a large checkpoint may take minutes."""
+    """Waits for the server at `address`; a draft server is healthy once its verify server is.
+
+    There is no limit but the children's lives: loading a large checkpoint may take minutes.
+    """
     socket = Path(address.removeprefix("unix:"))
     while not (socket.exists() and _is_serving(address)):
         for child in children:

@@ -23,7 +23,7 @@ def main() -> int:
     """Runs PACKAGE's server with the other arguments until it ends or the parent does."""
     package, *arguments = sys.argv[1:]
     threading.Thread(target=_end_with_parent, name="parent-watch", daemon=True).start()
-    configure_logging("warning")
+    configure_logging("error")  # while the target loads, the draft server warns that it waits
     return int(importlib.import_module(f"{package}.__main__").main(arguments) or 0)
 
 

@@ -43,23 +43,28 @@ def _bar(description: str, unit: Literal["bytes", "items"]) -> Iterator[Report]:
         ProgressColumn,
         TextColumn,
         TimeRemainingColumn,
-        TransferSpeedColumn,
     )
+    from rich.table import Column
 
-    amounts: list[ProgressColumn] = (
-        [DownloadColumn(), TransferSpeedColumn()] if unit == "bytes" else [MofNCompleteColumn()]
-    )
+    amount: ProgressColumn = DownloadColumn() if unit == "bytes" else MofNCompleteColumn()
     bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        *amounts,
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+        BarColumn(bar_width=20),
+        amount,
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
     )
-    with bar:
-        task = bar.add_task(description, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    task = bar.add_task(description, total=None)
+
+    def report(done: int, total: int) -> None:
+        bar.update(task, completed=done, total=total)
+        bar.start()  # not before: work that reports nothing shows nothing
+
+    try:
+        yield report
+    finally:
+        bar.stop()
 
 
 def _log_lines(description: str) -> Report:

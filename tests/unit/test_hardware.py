@@ -76,6 +76,21 @@ def test_cpuset_of_four_physical_cores_is_four_threads(machine: FakeMachine) -> 
     assert hardware.default_threads(machine.root).count == 4
 
 
+@pytest.mark.parametrize(
+    ("siblings", "order"),
+    [
+        ([(0, 4), (1, 5), (2, 6)], (0, 1, 2, 4, 5, 6)),
+        ([(0, 1), (2, 3), (4, 5)], (0, 2, 4, 1, 3, 5)),
+        ([(0,), (1, 2)], (0, 1, 2)),
+    ],
+)
+def test_threads_are_pinned_to_every_core_before_any_sibling(
+    machine: FakeMachine, siblings: list[tuple[int, ...]], order: tuple[int, ...]
+) -> None:
+    machine.cpus(hardware.format_cpu_list(order), siblings)
+    assert hardware.pinning_order(machine.root) == order
+
+
 def test_older_kernels_name_the_siblings_file_differently(machine: FakeMachine) -> None:
     machine.cpus("0-1", [])
     for cpu in (0, 1):
