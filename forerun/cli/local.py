@@ -106,26 +106,12 @@ def local_servers(options: LocalOptions) -> Iterator[str]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(_short_temporary_folder()))
         verify, draft = f"unix:{folder}/verify.sock", f"unix:{folder}/draft.sock"
-        target_flags = _flags(
-            model=model,
-            dtype=options.dtype,
-            page_size=options.page_size,
-            prefill_chunk=options.prefill_chunk,
-            threads=options.threads,
-        )
-        drafting = options.draft == "standalone"
-        draft_flags = _flags(
-            verifier=verify,
-            model=model,
-            draft=options.draft,
-            draft_model=(options.draft_model or model) if drafting else None,
-            dtype=options.dtype if drafting else None,
-            threads=options.threads if drafting else None,
-        )
+        target_flags = _target_flags(options, model)
         children = [stack.enter_context(_child(TARGET_PACKAGE, verify, target_flags))]
-        if drafting:
+        if options.draft == "standalone":
             # Both load a model then, and their progress bars would overwrite each other.
             _wait_until_healthy(children, verify)
+        draft_flags = _draft_flags(options, model, verify)
         children.append(stack.enter_context(_child(DRAFT_PACKAGE, draft, draft_flags)))
         _wait_until_healthy(children, draft)
         yield draft
@@ -197,6 +183,25 @@ def _short_temporary_folder() -> tempfile.TemporaryDirectory[str]:
         dir=folder if len(folder) <= MAX_FOLDER_LENGTH else "/tmp",
         ignore_cleanup_errors=True,
     )
+
+
+def _target_flags(options: LocalOptions, model: Path) -> list[str]:
+    return _flags(
+        model=model,
+        dtype=options.dtype,
+        page_size=options.page_size,
+        prefill_chunk=options.prefill_chunk,
+        threads=options.threads,
+    )
+
+
+def _draft_flags(options: LocalOptions, model: Path, verifier: str) -> list[str]:
+    flags = _flags(verifier=verifier, model=model, draft=options.draft)
+    if options.draft == "standalone":
+        flags += _flags(
+            draft_model=options.draft_model or model, dtype=options.dtype, threads=options.threads
+        )
+    return flags
 
 
 def _flags(**values: object) -> list[str]:

@@ -86,23 +86,38 @@ def test_command_lines_of_both_servers(made_up: Callable[[str, str], None], tmp_
         record.format(str(target_file)) + "time.sleep(600)",
         record.format(str(draft_file)) + wait,
     )
-    options = LocalOptions(tmp_path, "standalone", None, "float32", 16, 64, 2)
-    with pytest.raises(CommandError), local_servers(options):
+    with pytest.raises(CommandError), local_servers(LocalOptions(tmp_path, dtype="float32")):
         pytest.fail("must not be reached")
-    verify, draft = (
+    target, draft = (
         dict(zip(*[iter(file.read_text().splitlines())] * 2, strict=True))
         for file in (target_file, draft_file)
     )
-    assert draft["--verifier"] == verify["--listen"] != draft["--listen"]
-    assert verify["--listen"].startswith("unix:/") and len(verify["--listen"]) < 107
-    assert verify.items() >= {
-        ("--model", str(tmp_path)),
-        ("--dtype", "float32"),
-        ("--page-size", "16"),
-        ("--prefill-chunk", "64"),
-        ("--threads", "2"),
-    }
-    assert (draft["--draft"], draft["--draft-model"]) == ("standalone", str(tmp_path))
+    assert draft["--verifier"] == target["--listen"] != draft["--listen"]
+    assert target["--listen"].startswith("unix:/") and len(target["--listen"]) < 107
+    assert (target["--model"], target["--dtype"]) == (str(tmp_path), "float32")
+    assert (draft["--model"], draft["--draft"]) == (str(tmp_path), "ngram")
+
+
+def test_flags_of_the_target() -> None:
+    options = LocalOptions(dtype="float32", page_size=16, prefill_chunk=64, threads=2)
+    flags = "--model m --dtype float32 --page-size 16 --prefill-chunk 64 --threads 2"
+    assert local._target_flags(options, Path("m")) == flags.split()
+    assert local._target_flags(LocalOptions(), Path("m")) == ["--model", "m"]
+
+
+@pytest.mark.parametrize(
+    ("draft_model", "expected"), [(None, "m"), (Path("small.gguf"), "small.gguf")]
+)
+def test_flags_of_a_standalone_draft(draft_model: Path | None, expected: str) -> None:
+    options = LocalOptions(draft="standalone", draft_model=draft_model, dtype="float32", threads=2)
+    flags = local._draft_flags(options, Path("m"), "unix:/v")
+    assert (
+        flags
+        == (
+            f"--verifier unix:/v --model m --draft standalone --draft-model {expected} "
+            "--dtype float32 --threads 2"
+        ).split()
+    )
 
 
 def test_servers_end_when_their_parent_is_killed(
