@@ -23,6 +23,7 @@ from draft_server.drafters.registry import create_drafter
 from draft_server.drafting import DraftingThread
 from draft_server.metrics import DraftMetrics
 from draft_server.servicer import GenerateServicer
+from draft_server.target import Metadata
 from draft_server.verifier_stream import VerifierStream
 from forerun.models import Tokenizer, default_model_path, load_tokenizer
 from forerun.obs.progress import progress
@@ -30,6 +31,7 @@ from forerun.transport import (
     Security,
     bearer_metadata,
     channel_options,
+    is_local,
     read_token,
     server_options,
 )
@@ -70,6 +72,12 @@ class DraftServer:
         self._tokenizer = tokenizer
         self._drafter = drafter
         self._health = health_aio.HealthServicer()
+        self._security = Security.load(
+            tls_cert=config.tls_cert,
+            tls_key=config.tls_key,
+            tls_ca=config.tls_ca,
+            token_file=config.token_file,
+        )
         self._ready = asyncio.Event()
         self._stopping = False
 
@@ -88,37 +96,31 @@ class DraftServer:
         if drafter is None:
             drafter = await asyncio.to_thread(_load_drafter, config, tokenizer)
         self._drafting = DraftingThread(drafter, config.draft_timeout_ms / 1000)
-        self._drafting.start()
-        self._channel = _open_channel(config)
-        token = read_token(config.verifier_token_file) if config.verifier_token_file else None
+        self._channel, metadata = open_verifier_channel(config)
         self.stream = VerifierStream(
             self._channel,
+            config.verifier,
             tokenizer,
             self.metrics,
-            metadata=bearer_metadata(token),
+            metadata=metadata,
             reopen_timeout_s=config.reopen_timeout_s,
             on_ready=self._on_ready,
         )
         self._servicer = GenerateServicer(
             tokenizer, self.stream, self._drafting, self.metrics, config.max_message_bytes
         )
-        security = Security.load(
-            tls_cert=config.tls_cert,
-            tls_key=config.tls_key,
-            tls_ca=config.tls_ca,
-            token_file=config.token_file,
-        )
         self._server = grpc.aio.server(
             options=server_options(config.max_message_bytes),
-            interceptors=security.interceptors(),
+            interceptors=self._security.interceptors(),
         )
         generate_pb2_grpc.add_GenerateServiceServicer_to_server(self._servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if config.reflection:
             names = (SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
-        self.address = security.bind(self._server, config.listen)
+        self.address = self._security.bind(self._server, config.listen)
         self._start_metrics()
+        self._drafting.start()
         await self._server.start()
         self.stream.start()
         logger.info("listening on %s, drafting by %s", self.address, drafter.info.name)
@@ -170,26 +172,22 @@ class DraftServer:
 async def serve(config: DraftConfig) -> None:
     """Runs a draft server until SIGTERM or SIGINT, then drains it; a second signal cuts that
     short."""
-    server = DraftServer(config)
-    stop = asyncio.Event()
-    again = asyncio.Event()
-
-    def on_signal() -> None:
-        (again if stop.is_set() else stop).set()
-
+    signals = asyncio.Semaphore(0)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    server = DraftServer(config)
     await server.start()
-    await stop.wait()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.release)
+    await signals.acquire()
     logger.info("draining for at most %g s", config.grace_s)
-    draining = asyncio.create_task(server.stop())
-    hurry = asyncio.create_task(again.wait())
-    await asyncio.wait((draining, hurry), return_when=asyncio.FIRST_COMPLETED)
-    if not draining.done():
-        draining.cancel()
+    stopping = asyncio.create_task(server.stop())
+    hurry = asyncio.create_task(signals.acquire())
+    await asyncio.wait((stopping, hurry), return_when=asyncio.FIRST_COMPLETED)
+    if not stopping.done():
+        stopping.cancel()
+        await server.stop(0)
     hurry.cancel()
-    await asyncio.gather(draining, hurry, return_exceptions=True)
+    await asyncio.gather(stopping, hurry, return_exceptions=True)
 
 
 def run(config: DraftConfig) -> None:
@@ -203,20 +201,28 @@ def run(config: DraftConfig) -> None:
         uvloop.run(serve(config))
 
 
-def _open_channel(config: DraftConfig) -> grpc.aio.Channel:
+def open_verifier_channel(config: DraftConfig) -> tuple[grpc.aio.Channel, Metadata]:
+    """The channel to the verify server, and the metadata that its calls carry.
+
+    Raises OSError for a file that cannot be read, ValueError where a token would travel in the
+    clear between machines.
+    """
+    token = read_token(config.verifier_token_file) if config.verifier_token_file else None
+    if token and not config.verifier_tls_ca and not is_local(config.verifier):
+        raise ValueError(
+            f"the token for {config.verifier} would be sent unencrypted; add --verifier-tls-ca"
+        )
     options = [*channel_options(config.max_message_bytes), *RECONNECT_OPTIONS]
-    if config.verifier_tls_ca is None:
-        return grpc.aio.insecure_channel(config.verifier, options=options)
     ca, certificate, key = (
         Path(path).read_bytes() if path else None
-        for path in (
-            config.verifier_tls_ca,
-            config.verifier_tls_cert,
-            config.verifier_tls_key,
-        )
+        for path in (config.verifier_tls_ca, config.verifier_tls_cert, config.verifier_tls_key)
     )
-    credentials = grpc.ssl_channel_credentials(ca, key, certificate)
-    return grpc.aio.secure_channel(config.verifier, credentials, options=options)
+    if ca is None:
+        channel = grpc.aio.insecure_channel(config.verifier, options=options)
+    else:
+        credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+        channel = grpc.aio.secure_channel(config.verifier, credentials, options=options)
+    return channel, bearer_metadata(token)
 
 
 def _load_tokenizer(model: str | None) -> Tokenizer:

@@ -122,6 +122,8 @@ class Session:
             ignore_eos=self._generation.ignore_eos,
             deadline_ms=min(deadline_ms, 0xFFFFFFFF),
             drafting=self._handle is not None,
+            # By then every round is answered, if only to say that nothing is proposed.
+            patience_us=int(1e6 * self._drafting.timeout_s) if self._handle else 0,
             hidden_taps=self._drafting.drafter.info.hidden_taps if self._handle else (),
             traceparent=self._generation.traceparent,
         )

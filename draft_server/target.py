@@ -37,7 +37,6 @@ async def describe_target(
         verify_pb2.GetTargetInfoRequest(),
         timeout=timeout_s,
         metadata=metadata,
-        wait_for_ready=True,
     )
     if info.vocabulary_fingerprint == tokenizer.fingerprint:
         return info
@@ -50,3 +49,12 @@ async def describe_target(
         "the draft server's tokenizer", tokenizer.vocabulary(), "the target", list(full.vocabulary)
     )
     return info
+
+
+def is_same_model(
+    one: verify_pb2.GetTargetInfoResponse, other: verify_pb2.GetTargetInfoResponse
+) -> bool:
+    """Whether a generation that began on one may go on on the other, as far as descriptions tell:
+    the ids depend on the weights and the precision."""
+    names = ("model_name", "architecture", "hidden_size", "num_layers", "vocab_size", "dtype")
+    return all(getattr(one, name) == getattr(other, name) for name in names)

@@ -16,8 +16,15 @@ import grpc
 
 from draft_server.metrics import DraftMetrics
 from draft_server.outgoing import Outgoing
-from draft_server.target import Metadata, Vocabulary, describe_target
-from forerun.errors import ForerunError, Internal, ModelMismatch, Unavailable, from_rpc_error
+from draft_server.target import Metadata, Vocabulary, describe_target, is_same_model
+from forerun.errors import (
+    ForerunError,
+    Internal,
+    ModelMismatch,
+    SessionLost,
+    Unavailable,
+    from_rpc_error,
+)
 from forerun.v1 import verify_pb2
 from forerun.v1.verify_pb2_grpc import VerifyServiceStub
 
@@ -53,15 +60,16 @@ class StreamSession(Protocol):
 class VerifierStream:
     """The stream to the verify server behind `channel`. All methods are for one event loop.
 
-    metadata: sent with every call. reopen_timeout_s: how long a session waits for a stream before
-    it fails with Unavailable. on_ready: called with whether sessions can be served. `target` is the
-    description of the target, None until it is known; `refusal` says why the server cannot be used
-    although it answers.
+    address: of that server, for messages. metadata: sent with every call. reopen_timeout_s: how
+    long a session waits for a stream before it fails with Unavailable. on_ready: called with
+    whether sessions can be served. `target` is the description of the target, None until it is
+    known; `refusal` says why the server cannot be used although it answers.
     """
 
     def __init__(
         self,
         channel: grpc.aio.Channel,
+        address: str,
         tokenizer: Vocabulary,
         metrics: DraftMetrics,
         *,
@@ -71,6 +79,7 @@ class VerifierStream:
     ) -> None:
         self.target: verify_pb2.GetTargetInfoResponse | None = None
         self.refusal: ModelMismatch | None = None
+        self._address = address
         self._metadata = metadata
         self._stub = VerifyServiceStub(channel)
         self._tokenizer = tokenizer
@@ -154,7 +163,8 @@ class VerifierStream:
 
     def _unreachable(self) -> Unavailable:
         return Unavailable(
-            f"no verify server within {self._reopen_timeout_s:g} s: {self._failure}",
+            f"no verify server at {self._address} within {self._reopen_timeout_s:g} s:"
+            f" {self._failure}",
             reason="VERIFIER_UNREACHABLE",
         )
 
@@ -162,9 +172,7 @@ class VerifierStream:
         backoff = MIN_BACKOFF_S
         while True:
             try:
-                self.target = await describe_target(
-                    self._stub, self._tokenizer, CONNECT_TIMEOUT_S, self._metadata
-                )
+                await self._describe()
                 self.refusal = None
                 self._known.set()
                 await self._run()
@@ -184,6 +192,15 @@ class VerifierStream:
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, MAX_BACKOFF_S)
 
+    async def _describe(self) -> None:
+        target = await describe_target(
+            self._stub, self._tokenizer, CONNECT_TIMEOUT_S, self._metadata
+        )
+        if self.target is not None and not is_same_model(self.target, target):
+            for session in list(self._waiting):
+                session.fail(SessionLost("the verify server came back with another model"))
+        self.target = target
+
     async def _run(self) -> None:
         """One stream, until it ends."""
         call: _Call = self._stub.Verify(metadata=self._metadata)
@@ -202,7 +219,7 @@ class VerifierStream:
     def _connect(self, call: _Call) -> None:
         assert self.target is not None
         logger.info("connected: target %s on %s", self.target.model_name, self.target.isa)
-        self._call, self._draining = call, False
+        self._call = call
         self._metrics.verifier_up.set(1)
         self._on_ready(True)
         waiting, self._waiting = self._waiting, {}
@@ -214,7 +231,7 @@ class VerifierStream:
         """The stream is gone, and with it everything that the verify server knew of it."""
         if self._call is None:
             return
-        self._call = None
+        self._call, self._draining = None, False
         self._metrics.verifier_up.set(0)
         self._on_ready(False)
         sessions, self._sessions = self._sessions, {}

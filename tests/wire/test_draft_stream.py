@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from draft_server.drafters.standalone import StandaloneDrafter
-from forerun.errors import InvalidTree, SessionNotFound, Unavailable, to_status
+from forerun.errors import InvalidTree, SessionLost, SessionNotFound, Unavailable, to_status
 from forerun.tree import Budget
 from forerun.v1 import verify_pb2
 from tests.fixtures.drafting import (
@@ -95,7 +95,9 @@ async def test_without_a_verify_server_the_user_is_told_in_time() -> None:
         await gate.reached.wait()
         gate.open.set()
         await pair.verifier.stop()
-        with pytest.raises(Unavailable, match=r"no verify server within 0\.3 s") as caught:
+        with pytest.raises(
+            Unavailable, match=r"no verify server at unix:\S+ within 0\.3 s"
+        ) as caught:
             await task
         assert caught.value.reason == "VERIFIER_UNREACHABLE"
         await eventually(lambda: pair.sample("verifier_up") == 0, "the gauge drops")
@@ -103,6 +105,19 @@ async def test_without_a_verify_server_the_user_is_told_in_time() -> None:
             await pair.client.complete(PROMPT, max_tokens=3)
         await pair.verifier.start(pair.verifier_address)
         await pair.server.wait_ready()
+        assert list((await pair.client.complete(PROMPT, max_tokens=3)).token_ids) == base(3)
+
+
+async def test_a_verify_server_that_comes_back_with_another_model_is_not_gone_on_with() -> None:
+    async with drafting_pair() as pair:
+        gate = Gate(pair, len(PROMPT_IDS) + 30)
+        task = asyncio.create_task(pair.client.complete(PROMPT, max_tokens=120))
+        await gate.reached.wait()
+        gate.open.set()
+        pair.verifier.model_name = "another"
+        await pair.restart_verifier()
+        with pytest.raises(SessionLost, match="another model"):
+            await task
         assert list((await pair.client.complete(PROMPT, max_tokens=3)).token_ids) == base(3)
 
 
