@@ -27,8 +27,8 @@ class Comparison:
 
     @classmethod
     def of(cls, plain: Sequence[Generation], drafted: Sequence[Generation]) -> Comparison:
-        """Compares as many plain as drafted runs, all of which gave the same tokens."""
-        return cls(drafted[-1], len(plain) + len(drafted), _rate(plain), _rate(drafted))
+        """Compares runs that gave the tokens of the answer that was shown before them."""
+        return cls(drafted[-1], 1 + len(plain) + len(drafted), _rate(plain), _rate(drafted))
 
     @property
     def speed_up(self) -> float:

@@ -45,7 +45,7 @@ def test_demo_prints_the_answer_and_the_comparison(
     printed = capsys.readouterr().out
     assert "\nabcdef\n" in printed
     assert "without speculation" in printed and "with speculation" in printed
-    assert "All 4 runs gave the same 7 token ids." in printed
+    assert "All 5 runs gave the same 7 token ids." in printed
     # The first run is shown; then they take turns, beginning without drafts.
     assert [request.plain for request in demonstrated.requests] == [
         False,
@@ -57,7 +57,7 @@ def test_demo_as_json(demonstrated: ScriptedGenerate, capsys: Capture) -> None:
     assert main(["demo", "--json", "--repeats", "1", "cba"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["text"] == "abc"
-    assert report["identical_runs"] == 2
+    assert report["identical_runs"] == 3
     assert report["plain_tokens_per_second"] == report["tokens_per_second"] == 300.0
     assert (report["accepted_by_depth"], report["drafted_by_depth"]) == ([1], [1, 1])
 
