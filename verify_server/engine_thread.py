@@ -56,6 +56,11 @@ class EngineThread:
         self._loop: asyncio.AbstractEventLoop
         self._warm: asyncio.Future[None]
 
+    @property
+    def num_waiting(self) -> int:
+        """Messages that were handed in and not taken yet."""
+        return self._inbox.qsize()
+
     async def start(self) -> None:
         """Starts the thread and returns once the engine has run its first rows; raises what it
         raises."""

@@ -19,6 +19,7 @@ from tests.fixtures.scripted_target import ScriptedTarget, decode_plainly, hash_
 from tests.fixtures.scripted_trees import chain
 from tests.fixtures.verify_server import scripted_server
 from verify_server.app import VerifyServer
+from verify_server.streams import READ_AHEAD
 
 VOCAB = 1000
 NEXT = hash_next(VOCAB)
@@ -224,6 +225,21 @@ async def test_a_stream_that_nobody_reads_is_ended_and_others_go_on() -> None:
         assert server.metrics.value("emitted_total") < 300 + 400
         assert server.servicer.num_streams == 1
         assert target.pages_free == target.info.pages_total
+
+
+async def test_messages_that_are_read_ahead_are_bounded() -> None:
+    target = ScriptedTarget(NEXT)
+    async with scripted_server(target) as server, ScriptedDraft(server.address) as draft:
+        target.hold()
+        session = await draft.open(1, [1], 3)
+        await asyncio.to_thread(target.wait_entered)
+        flood = pb.SessionTree(session=1, round=99, tree=tree_pb2.Tree(token_ids=[1] * 16))
+        for _ in range(10 * READ_AHEAD):
+            await draft.send(trees=[flood])
+            assert server.servicer.engine_thread.num_waiting <= READ_AHEAD
+        target.open_gate()
+        await draft.until_ended(session)
+        assert session.tokens == decode_plainly(NEXT, [1], 3)
 
 
 async def test_deadlines_end_sessions_with_an_error() -> None:

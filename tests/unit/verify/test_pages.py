@@ -10,10 +10,19 @@ import pytest
 
 from forerun.errors import Unavailable
 from forerun.tree import Tree
-from tests.fixtures.scripted_target import ScriptedTarget, decode_plainly, hash_next
+from tests.fixtures.scripted_target import (
+    ScriptedTarget,
+    decode_plainly,
+    hash_next,
+    hidden_state,
+)
 from tests.fixtures.scripted_trees import chain, random_tree
 from tests.fixtures.stepping import Seen, Stepping
-from verify_server.events import EndAll, Refuse
+from verify_server.admission import Admission
+from verify_server.config import VerifyConfig
+from verify_server.events import EndAll, OpenSession, Refuse
+from verify_server.residency import Residency
+from verify_server.sessions import Session
 
 VOCAB = 1000
 NEXT = hash_next(VOCAB)
@@ -166,19 +175,52 @@ def test_a_prompt_keeps_its_pages_between_chunks() -> None:
 
 
 def test_hidden_states_are_sent_once_though_the_prompt_is_computed_twice() -> None:
-    stepping = small_pool(pages=6, prefill_chunk=2)
-    stepping.open(1, [1], 20)
-    for _ in range(7):
-        stepping.now_ns += 1
-        stepping.step()
-    young = stepping.open(2, list(range(12)), 3, hidden_taps=[1])
+    """The prompt loses its pages after rows 0 to 4 and comes back in other chunks."""
+    stepping = small_pool(pages=5, prefill_chunk=4, draft_nodes=0)
+    stepping.open(1, [1, 2, 3], 8)
+    prompt = list(range(12))
+    young = stepping.open(2, prompt, 3, hidden_taps=[1])
     stepping.run()
-    assert stepping.metrics.value("preemptions_total") >= 1
-    positions = [
-        p for h in young.hidden for p in range(h.first_position, h.first_position + h.rows)
-    ]
-    assert positions == list(range(12))
-    assert young.tokens == decode_plainly(NEXT, list(range(12)), 3)
+    assert stepping.metrics.value("preemptions_total") == 1
+    chunks = [(h.first_position, h.rows) for h in young.hidden]
+    assert chunks == [(0, 1), (1, 4), (5, 3), (8, 4)]
+    data = b"".join(h.data for h in young.hidden)
+    expected = [hidden_state(token, p, [1], 2) for p, token in enumerate(prompt)]
+    assert data == b"".join(state.astype("<u2").tobytes() for state in expected)
+    assert young.tokens == decode_plainly(NEXT, prompt, 3)
+
+
+def residents(engine: ScriptedTarget, count: int) -> tuple[Residency, list[Session]]:
+    """Sessions 1, 2, … on one page each, in a pool that they fill."""
+    admission = Admission(engine.info, VerifyConfig(), vocab_size=VOCAB, eos_ids=())
+    residency = Residency(engine, 1, lambda session: session.yield_pages())
+    sessions = [admission.session(OpenSession(1, n + 1, [n], 9)) for n in range(count)]
+    for session in sessions:
+        residency.enter(session)
+    assert engine.pages_free == 0
+    return residency, sessions
+
+
+def test_the_youngest_gives_way_first_and_no_older_one_does() -> None:
+    engine = ScriptedTarget(NEXT, page_size=4, pages_total=4)
+    residency, (first, second, third, fourth) = residents(engine, 4)
+    residency.to_back(second)
+    assert residency.make_room(second, 5, placed=[])
+    assert residency.waiting == [fourth]
+    assert residency.make_room(first, 5, placed=[])
+    assert residency.waiting == [third, fourth]
+    assert not residency.make_room(second, 9, placed=[])
+    assert residency.waiting == [second, third, fourth], "the youngest that is left is itself"
+    assert residency.residents == [first]
+
+
+def test_a_session_in_the_coming_step_keeps_its_pages() -> None:
+    engine = ScriptedTarget(NEXT, page_size=4, pages_total=3)
+    residency, (first, second, third) = residents(engine, 3)
+    assert residency.make_room(first, 5, placed=[third])
+    assert residency.waiting == [second]
+    assert not residency.make_room(first, 9, placed=[third])
+    assert first in residency.residents, "it waits for the next step, since the younger one stays"
 
 
 def test_refusing_and_ending_all() -> None:

@@ -1,0 +1,59 @@
+"""Flags win over the environment, which wins over the defaults; nothing unknown is ignored."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from forerun.tree import Budget
+from verify_server.config import VerifyConfig
+
+
+def parse(*flags: str, **environment: str) -> VerifyConfig:
+    parser = argparse.ArgumentParser()
+    VerifyConfig.add_arguments(parser)
+    return VerifyConfig.from_args(parser.parse_args(flags), environment)
+
+
+def test_defaults_flags_and_environment() -> None:
+    assert parse() == VerifyConfig()
+    environment = {"FORERUN_VERIFY_MAX_NODES": "9", "FORERUN_VERIFY_REFLECTION": "false"}
+    config = parse("--max-depth", "5", "--patience-ms", "1.5", **environment)
+    assert (config.max_nodes, config.max_depth, config.patience_ms) == (9, 5, 1.5)
+    assert not config.reflection
+    assert parse("--max-nodes", "8", **environment).max_nodes == 8
+    assert not parse("--no-reflection").reflection
+
+
+def test_an_unknown_variable_is_an_error() -> None:
+    with pytest.raises(ValueError, match="FORERUN_VERIFY_MAX_NODE is not a setting"):
+        parse(FORERUN_VERIFY_MAX_NODE="3")
+
+
+def test_a_variable_that_cannot_be_read_names_itself() -> None:
+    with pytest.raises(ValueError, match="FORERUN_VERIFY_THREADS"):
+        parse(FORERUN_VERIFY_THREADS="many")
+    with pytest.raises(ValueError, match="neither true nor false"):
+        parse(FORERUN_VERIFY_REFLECTION="perhaps")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"page_size": 0}, "--page-size is 0"),
+        ({"patience_ms": -1}, "--patience-ms is -1"),
+        ({"dtype": "float16"}, "--dtype is 'float16'"),
+        ({"draft_nodes": 9, "max_nodes": 8}, "--draft-nodes is 9"),
+        ({"tls_cert": "c"}, "--tls-cert and --tls-key belong together"),
+        ({"tls_ca": "c"}, "--tls-ca needs"),
+    ],
+)
+def test_values_out_of_range_are_errors(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        VerifyConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_the_rows_of_the_engine_hold_a_chunk_and_the_largest_tree() -> None:
+    assert VerifyConfig(prefill_chunk=100, max_nodes=64, row_budget=32).max_rows == 165
+    assert VerifyConfig(draft_depth=9, max_depth=4).draft_limit == Budget(8, 4)
