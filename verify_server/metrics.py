@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from forerun.tree import Tree
+from forerun.stats import SessionStats
 from verify_server.sessions import Dropped, Phase
 
 STEP_BUCKETS = (
@@ -50,22 +50,17 @@ class Metrics:
         for reason in Dropped:
             self._stale.labels(reason.value)
 
-    def record_first_token(self) -> None:
-        self._emitted.inc()
-
-    def record_round(self, tree: Tree, accepted: int, emitted: int) -> None:
-        """Counts a verdict, `accepted` nodes and `emitted` tokens as cut where a session ended."""
-        self._emitted.inc(emitted)
-        if tree.num_nodes == 0:
-            self._plain_steps.inc()
-            return
-        self._rounds.inc()
-        self._drafted.inc(tree.num_nodes)
-        self._accepted.inc(accepted)
-        for depth in range(1, tree.max_depth + 1):
-            self._drafted_by_depth.labels(depth).inc()
-        for depth in range(1, accepted + 1):
-            self._accepted_by_depth.labels(depth).inc()
+    def record_counts(self, counts: SessionStats) -> None:
+        """Adds what the sessions of one step got together."""
+        self._rounds.inc(counts.rounds)
+        self._plain_steps.inc(counts.plain_steps)
+        self._drafted.inc(counts.drafted)
+        self._accepted.inc(counts.accepted)
+        self._emitted.inc(counts.emitted)
+        for depth, rounds in enumerate(counts.drafted_by_depth, start=1):
+            self._drafted_by_depth.labels(depth).inc(rounds)
+        for depth, rounds in enumerate(counts.accepted_by_depth, start=1):
+            self._accepted_by_depth.labels(depth).inc(rounds)
 
     def record_dropped(self, reason: Dropped) -> None:
         self._stale.labels(reason.value).inc()

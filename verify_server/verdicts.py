@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from forerun.engine.interface import RowsOut, TargetEngine
 from forerun.engine.interface import Sequence as Cache
+from forerun.stats import SessionStats
 from forerun.tree import Budget, Tree, verify_greedy
 from verify_server import budget
 from verify_server.config import VerifyConfig
@@ -36,6 +37,17 @@ class _Ruling:
     emitted: int
     reason: FinishReason | None
     hidden: Hidden | None
+
+
+@dataclass(slots=True)
+class _Moment:
+    """What all rulings of one step share: its beginning and end, how many sessions decode next, and
+    what is counted of all of them."""
+
+    began_ns: int
+    now_ns: int
+    decoding: int
+    counts: SessionStats
 
 
 class Judge:
@@ -79,16 +91,22 @@ class Judge:
                 self._engine.release(session.sequence)
         self._engine.commit(kept)
         self._move_on(rulings)
-        now_ns = clock_ns()
-        took_ns = now_ns - began_ns
+        ended = [(ruling.session, ruling.reason) for ruling in rulings if ruling.reason is not None]
+        decoding = sum(s.phase is Phase.DECODING for s in self._residency.residents)
+        moment = _Moment(began_ns, clock_ns(), decoding - len(ended), SessionStats())
+        for ruling in rulings:
+            output = stream(ruling.session.stream)
+            if ruling.tree is None:
+                self._write_prompt(ruling, moment, output)
+            else:
+                self._write_verdict(ruling, ruling.tree, moment, output)
+        self._metrics.record_counts(moment.counts)
         self._metrics.record_step(
-            took_ns / 1e9,
+            (moment.now_ns - began_ns) / 1e9,
             decode_rows=step.count(prefill=False),
             prefill_rows=step.count(prefill=True),
         )
-        for ruling in rulings:
-            self._write(ruling, began_ns, now_ns, stream(ruling.session.stream))
-        return [(r.session, r.reason) for r in rulings if r.reason is not None]
+        return ended
 
     def _move_on(self, rulings: list[_Ruling]) -> None:
         """Sessions whose committed tokens are cached go on to decoding."""
@@ -102,34 +120,45 @@ class Judge:
             else:
                 self._residency.keep_reserved(session)
 
-    def _write(self, ruling: _Ruling, began_ns: int, now_ns: int, output: StreamOutput) -> None:
-        session, took_ns = ruling.session, now_ns - began_ns
-        if ruling.tree is None:
-            if ruling.hidden is not None:
-                output.hidden.append(ruling.hidden)
-            if ruling.emitted:
-                session.stats.emitted += 1
-                self._metrics.record_first_token()
-                timing = Timing(began_ns - session.received_ns, took_ns)
-                granted = self._begin_round(ruling, now_ns)
-                kv = self._kv(session, ruling.reason)
-                first = ruling.block[0]
-                output.opened.append(Opened(session.number, first, kv, granted, timing))
-            elif session.phase is Phase.DECODING:
-                session.due_ns = now_ns
-            return
-        round_number, tree = session.round, ruling.tree
-        timing = Timing(max(0, began_ns - session.ready_ns), took_ns)
-        self._count(ruling, tree)
-        granted = self._begin_round(ruling, now_ns)
-        bonus = ruling.block[-1] if ruling.emitted == len(ruling.block) else None
+    def _write_prompt(self, ruling: _Ruling, moment: _Moment, output: StreamOutput) -> None:
+        session = ruling.session
+        if ruling.hidden is not None:
+            output.hidden.append(ruling.hidden)
+        if ruling.emitted:
+            session.stats.emitted += 1
+            moment.counts.emitted += 1
+            granted = self._begin_round(ruling, moment)
+            output.opened.append(
+                Opened(
+                    session=session.number,
+                    first_token_id=ruling.block[0],
+                    kv=self._kv(session, ruling.reason),
+                    budget=granted,
+                    timing=_timing(session.received_ns, moment),
+                )
+            )
+        elif session.phase is Phase.DECODING:
+            session.due_ns = moment.now_ns  # it has come back, and goes on plainly
+
+    def _write_verdict(
+        self, ruling: _Ruling, tree: Tree, moment: _Moment, output: StreamOutput
+    ) -> None:
+        session, accepted = ruling.session, len(ruling.accepted)
+        round_number, timing = session.round, _timing(session.ready_ns, moment)
+        session.stats.record_round(tree, accepted, ruling.emitted)
+        moment.counts.record_round(tree, accepted, ruling.emitted)
+        if session.granted.nodes == 0:
+            session.pace.record_plain_step()
+        elif session.tree is None or tree.num_nodes:
+            session.pace.record_round(accepted)
+        granted = self._begin_round(ruling, moment)
         output.verdicts.append(
             Verdict(
                 session=session.number,
                 round=round_number,
                 accepted_nodes=ruling.accepted,
-                token_ids=[tree.token_ids[node] for node in ruling.accepted],
-                bonus_token_id=bonus,
+                token_ids=ruling.block[:accepted],
+                bonus_token_id=ruling.block[-1] if ruling.emitted > accepted else None,
                 kv=self._kv(session, ruling.reason),
                 budget=granted,
                 timing=timing,
@@ -138,28 +167,18 @@ class Judge:
             )
         )
 
-    def _count(self, ruling: _Ruling, tree: Tree) -> None:
-        session, accepted = ruling.session, len(ruling.accepted)
-        session.stats.record_round(tree, accepted, ruling.emitted)
-        self._metrics.record_round(tree, accepted, ruling.emitted)
-        if session.granted.nodes == 0:
-            session.pace.record_plain_step()
-        elif session.tree is None or tree.num_nodes:
-            session.pace.record_round(accepted)
-
-    def _begin_round(self, ruling: _Ruling, now_ns: int) -> Budget:
+    def _begin_round(self, ruling: _Ruling, moment: _Moment) -> Budget:
         session = ruling.session
         if ruling.reason is not None:
             return budget.NONE
         node = ruling.accepted[-1] if ruling.accepted else 0
         session.last_outcome = Outcome(session.round, node, session.committed[-1])
-        session.begin_round(self._grant(session), now_ns)
+        session.begin_round(self._grant(session, moment.decoding), moment.now_ns)
         return session.granted
 
-    def _grant(self, session: Session) -> Budget:
+    def _grant(self, session: Session, decoding: int) -> Budget:
         if not session.drafting or not session.pace.drafts:
             return budget.NONE
-        decoding = sum(s.phase is Phase.DECODING for s in self._residency.residents)
         return budget.grant(
             self._config.draft_limit,
             row_budget=self._config.row_budget,
@@ -177,6 +196,10 @@ class Judge:
             pages_held=len(session.sequence.pages) if held else 0,
             pages_free=self._engine.pages_free,
         )
+
+
+def _timing(since_ns: int, moment: _Moment) -> Timing:
+    return Timing(max(0, moment.began_ns - since_ns), moment.now_ns - moment.began_ns)
 
 
 def _rule_prompt(session: Session, count: int, out: RowsOut) -> tuple[_Ruling, int]:
