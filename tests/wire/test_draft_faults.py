@@ -11,6 +11,7 @@ import pytest
 from forerun.tree import Budget, Tree
 from tests.fixtures.drafting import ScriptedDrafter, alphabet, drafting_pair, following
 from tests.fixtures.scripted_target import decode_plainly
+from tests.fixtures.scripted_verifier import Live
 
 PROMPT = "hello a"
 BASE = decode_plainly(alphabet, list(PROMPT.encode()), 80)
@@ -99,6 +100,26 @@ async def test_a_verifier_that_does_not_wait() -> None:
         answer = await pair.client.complete(PROMPT, max_tokens=60)
         assert list(answer.token_ids) == BASE[:60]
         assert pair.sample("fallback_total", reason="draft_late") > 0
+
+
+async def test_a_draft_that_nobody_waits_for_any_more_is_not_sent() -> None:
+    async def slowly(live: Live) -> None:
+        await asyncio.sleep(0.003)
+
+    def propose(committed: list[int], budget: Budget) -> Tree:
+        time.sleep(0.05)
+        return following(alphabet)(committed, budget)
+
+    def budgets(round_: int) -> Budget:
+        return Budget(4, 4) if round_ == 1 else Budget(0, 0)
+
+    drafter = ScriptedDrafter(propose)
+    async with drafting_pair(drafter=drafter, budgets=budgets, patience_s=0.002) as pair:
+        pair.verifier.before_round = slowly
+        answer = await pair.client.complete(PROMPT, max_tokens=80)
+        assert list(answer.token_ids) == BASE
+        assert not pair.verifier.trees
+        assert pair.sample("stale_total", kind="draft") == 1
 
 
 async def test_wrong_drafts_cost_acceptance_alone() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -27,6 +27,9 @@ PROMPT_IDS = list(PROMPT.encode())
 
 def base(count: int) -> list[int]:
     return decode_plainly(alphabet, PROMPT_IDS, count)
+
+
+Change = Callable[[verify_pb2.Verdict], None]
 
 
 class Gate:
@@ -181,29 +184,39 @@ async def test_draining_servers_get_no_new_sessions_and_are_left() -> None:
 async def test_repeated_and_older_replies_are_dropped_and_counted() -> None:
     seen: list[verify_pb2.VerifyResponse] = []
 
+    def changed(response: verify_pb2.VerifyResponse, change: Change) -> verify_pb2.VerifyResponse:
+        """A copy whose verdicts have another bonus token, and whatever `change` does to them."""
+        copy = verify_pb2.VerifyResponse()
+        copy.CopyFrom(response)
+        del copy.opened[:]
+        for verdict in copy.verdicts:
+            verdict.bonus_token_id = ord("!")
+            change(verdict)
+        return copy
+
+    def ahead(verdict: verify_pb2.Verdict) -> None:
+        verdict.round += 5
+
+    def unknown(verdict: verify_pb2.Verdict) -> None:
+        verdict.session += 1000
+
+    def longer(verdict: verify_pb2.Verdict) -> None:
+        verdict.kv.committed_len += 1
+
     def repeat(response: verify_pb2.VerifyResponse) -> Sequence[verify_pb2.VerifyResponse]:
-        """Everything twice, then a verdict of long ago, one ahead of time, and one of nobody."""
+        """Three wrong ones, the right one twice, and one of long ago."""
+        if response.finished:
+            return [response]
         seen.append(response)
-        replies = [response]
-        if not response.finished:
-            ahead, unknown, longer = (verify_pb2.VerifyResponse() for _ in range(3))
-            for reply in (ahead, unknown, longer):
-                reply.CopyFrom(response)
-            for verdict in ahead.verdicts:
-                verdict.round += 5
-            for verdict in unknown.verdicts:
-                verdict.session += 1000
-            for verdict in longer.verdicts:
-                verdict.kv.committed_len += 1
-            replies = [longer, response, response, seen[max(0, len(seen) - 4)], ahead, unknown]
-        return replies
+        wrong = [changed(response, change) for change in (ahead, unknown, longer)]
+        return [*wrong, response, response, seen[max(0, len(seen) - 4)]]
 
     async with drafting_pair() as pair:
         pair.verifier.mangle = repeat
         answer = await pair.client.complete(PROMPT, max_tokens=80)
         assert list(answer.token_ids) == base(80)
         assert answer.stats.emitted == 80
-        assert pair.sample("stale_total", kind="verdict") >= 4 * (len(seen) - 2)
+        assert pair.sample("stale_total", kind="verdict") >= 4 * (len(seen) - 3)
         assert pair.sample("stale_total", kind="opened") >= 1
 
 
