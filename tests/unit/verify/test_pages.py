@@ -22,7 +22,7 @@ from verify_server.admission import Admission
 from verify_server.config import VerifyConfig
 from verify_server.events import EndAll, OpenSession, Refuse
 from verify_server.residency import Residency
-from verify_server.sessions import Session
+from verify_server.sessions import Phase, Session
 
 VOCAB = 1000
 NEXT = hash_next(VOCAB)
@@ -37,7 +37,11 @@ def assert_base(stepping: Stepping, max_tokens: int) -> None:
     for seen in stepping.seen.values():
         assert seen.tokens == decode_plainly(NEXT, seen.prompt, max_tokens)
         assert seen.finished[0].stats.emitted == max_tokens
-    assert stepping.target.pages_free == stepping.target.info.pages_total
+    total = stepping.target.info.pages_total
+    assert stepping.target.pages_free == total
+    assert stepping.metrics.value("pages", state="free") == total
+    assert stepping.metrics.value("pages", state="held") == 0
+    assert all(stepping.metrics.value("sessions", phase=phase.value) == 0 for phase in Phase)
 
 
 def test_three_sessions_on_six_pages_finish_with_one_preempted() -> None:

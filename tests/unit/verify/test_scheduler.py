@@ -31,8 +31,10 @@ def right_chain(seen: Seen) -> Tree:
 
 def test_plain_decoding_equals_base() -> None:
     stepping = Stepping(ScriptedTarget(NEXT))
+    began_ns = stepping.now_ns
     seen = stepping.open(1, [1, 2, 3], 20)
     stepping.run()
+    assert stepping.now_ns - began_ns < MILLISECOND, "without drafting nothing is waited for"
     assert seen.tokens == decode_plainly(NEXT, [1, 2, 3], 20)
     assert seen.finished[0].reason is FinishReason.LENGTH
     assert all(verdict.plain for verdict in seen.verdicts)
