@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+PIP_INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check \
                --constraint requirements.lock
 
 # The compiled module is rebuilt when one of these changes; Python files are used in place.
