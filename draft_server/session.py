@@ -168,16 +168,17 @@ class Session:
             self._metrics.fallback.labels("tree_refused").inc()
             self._tree = None
         elif not isinstance(failure, (SessionNotFound, SessionLost, Unavailable)):
-            self.fail(failure)
+            self.fail(failure, cancel=False)
         elif self._reopened == MAX_REOPENED:
-            self.fail(SessionLost(f"the verify server lost the session: {failure.message}"))
+            lost = SessionLost(f"the verify server lost the session: {failure.message}")
+            self.fail(lost, cancel=False)
         else:
             self._reopened += 1
             self._stream.reopen(self)
 
-    def fail(self, error: ForerunError) -> None:
+    def fail(self, error: ForerunError, *, cancel: bool = True) -> None:
         if self._phase is not Phase.ENDED:
-            self._release("error", cancel=True)
+            self._release("error", cancel=cancel)
             self.output.fail(error)
 
     def _emit(self, block: list[int], tree: Tree | None, accepted: int) -> None:

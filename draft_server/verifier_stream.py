@@ -176,19 +176,22 @@ class VerifierStream:
                 self.refusal = None
                 self._known.set()
                 await self._run()
-                backoff = MIN_BACKOFF_S
-                self._failure = "the stream ended"
             except ModelMismatch as error:
+                if error.message != self._failure:
+                    logger.error("refusing to serve: %s", error)
                 self.refusal, self._failure = error, error.message
                 self._known.set()
-                logger.error("refusing to serve: %s", error)
             except grpc.aio.AioRpcError as error:
-                if self._call is not None:
-                    backoff = MIN_BACKOFF_S
-                self._failure = from_rpc_error(error).message
-                logger.warning("no stream to the verify server: %s", self._failure)
-            finally:
-                self._disconnect()
+                failure = from_rpc_error(error).message
+                if failure != self._failure:  # once, not at every attempt
+                    logger.warning("no stream to the verify server: %s", failure)
+                self._failure = failure
+            except Exception:
+                self._failure = "the answer of the verify server cannot be used"
+                logger.exception("no stream to the verify server")
+            if self._call is not None:
+                backoff = MIN_BACKOFF_S
+            self._disconnect()
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, MAX_BACKOFF_S)
 
@@ -219,7 +222,7 @@ class VerifierStream:
     def _connect(self, call: _Call) -> None:
         assert self.target is not None
         logger.info("connected: target %s on %s", self.target.model_name, self.target.isa)
-        self._call = call
+        self._call, self._failure = call, "the stream ended"
         self._metrics.verifier_up.set(1)
         self._on_ready(True)
         waiting, self._waiting = self._waiting, {}

@@ -202,5 +202,6 @@ async def test_an_error_of_one_session_is_the_callers() -> None:
         with pytest.raises(Overloaded) as caught:
             await pair.client.complete(PROMPT, max_tokens=4)
         assert (caught.value.reason, caught.value.retry_after_ms) == ("KV_FULL", 70)
+        assert pair.sample("finished_total", reason="error") == 1
         pair.verifier.refuse = None
         assert list((await pair.client.complete(PROMPT, max_tokens=4)).token_ids) == base(4)

@@ -39,7 +39,7 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_default() -> None:
         (["--min-match", "0"], {}, "--min-match is 0; it must be at least 1"),
         (["--draft", "standalone"], {}, "needs a draft model; name it with --draft-model"),
         (["--draft-model", "/m"], {}, "--draft ngram uses no model; drop --draft-model /m"),
-        ([], {"FORERUN_DRAFT_DRAFT": "magic"}, "--draft is 'magic'"),
+        ([], {"FORERUN_DRAFT_DRAFT": "magic"}, "--draft is 'magic'; it must be one of"),
         (["--tls-cert", "c"], {}, "--tls-cert and --tls-key belong together"),
         (["--tls-ca", "c"], {}, "--tls-ca needs --tls-cert"),
         (["--verifier-tls-cert", "c"], {}, "--verifier-tls-cert"),
