@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, TextIO
 
 from forerun.cli.connection import add_connection_arguments, connection_options
@@ -27,6 +27,7 @@ from forerun.cli.prompts import Prompt, read_prompts
 if TYPE_CHECKING:
     from forerun.cli.batch import Settings
     from forerun.client import AsyncClient, GenerationStats, ModelInfo
+    from forerun.obs.progress import Report
 
 DEFAULT_CONCURRENCY = 4
 
@@ -121,7 +122,8 @@ def _address(args: argparse.Namespace) -> Iterator[str | None]:
 async def _generate(
     args: argparse.Namespace, address: str | None, prompts: Sequence[Prompt]
 ) -> None:
-    from forerun.cli.batch import Settings
+    from forerun.cli.batch import Settings, generate_all
+    from forerun.cli.results import output_line
     from forerun.client import AsyncClient
 
     options = connection_options(args)
@@ -130,10 +132,13 @@ async def _generate(
         chat = info.has_chat_template if args.chat is None else args.chat
         settings = Settings(args.max_tokens, tuple(args.stop or ()), chat)
         if args.input or args.json:
-            with _output(args.output) as output:
-                lines = _lines(client, prompts, settings, args.concurrency, info.eos_token_ids)
-                async with aclosing(lines):
-                    async for line in lines:
+            with _output(args.output) as output, _progress(len(prompts), output) as report:
+                generations = generate_all(
+                    client, prompts, settings, concurrency=args.concurrency, report=report
+                )
+                async with aclosing(generations):
+                    async for prompt, generation in generations:
+                        line = output_line(prompt.carried, generation, info.eos_token_ids)
                         print(line, file=output, flush=True)
         else:
             await _stream(client, prompts[0], settings)
@@ -149,28 +154,6 @@ async def _model_info(client: AsyncClient, address: str | None) -> ModelInfo:
             f"no draft server answers at {address or 'FORERUN_ADDRESS'} ({error}); start one with "
             "forerun serve-draft, or give --local"
         ) from error
-
-
-async def _lines(
-    client: AsyncClient,
-    prompts: Sequence[Prompt],
-    settings: Settings,
-    concurrency: int,
-    eos_token_ids: Sequence[int],
-) -> AsyncGenerator[str, None]:
-    from forerun.cli.batch import generate_all
-    from forerun.cli.results import output_line
-    from forerun.obs.logs import configure_logging
-    from forerun.obs.progress import progress
-
-    configure_logging("info" if len(prompts) > 1 else "warning")
-    with progress("generating", unit="items") as report:
-        generations = generate_all(
-            client, prompts, settings, concurrency=concurrency, report=report
-        )
-        async with aclosing(generations):
-            async for prompt, generation in generations:
-                yield output_line(prompt.carried, generation, eos_token_ids)
 
 
 async def _stream(client: AsyncClient, prompt: Prompt, settings: Settings) -> None:
@@ -200,3 +183,14 @@ def _output(path: str | None) -> Iterator[TextIO]:
     else:
         with open(path, "w", encoding="utf-8") as file:
             yield file
+
+
+def _progress(prompts: int, output: TextIO) -> AbstractContextManager[Report]:
+    """Nothing for one prompt, nor where the answers themselves scroll by."""
+    from forerun.obs.logs import configure_logging
+    from forerun.obs.progress import progress
+
+    if prompts == 1 or output.isatty():
+        return nullcontext(lambda done, total: None)
+    configure_logging("info")
+    return progress("generating", unit="items")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,15 @@ from forerun.cli import main
 from tests.unit.cli.conftest import EOS, REFUSED, ScriptedGenerate, prompt_text
 
 Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def restored_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +148,22 @@ def test_file_of_prompts_to_standard_output(
     assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == [
         "ba",
         "dc",
+    ]
+
+
+def test_progress_goes_to_standard_error(
+    scripted: ScriptedGenerate, tmp_path: Path, capfd: Capture
+) -> None:
+    prompts = _write(tmp_path / "in.jsonl", *({"prompt": "ab"} for _ in range(4)))
+    assert main(["generate", "--address", scripted.address, "--input", prompts]) == 0
+    captured = capfd.readouterr()
+    assert len(captured.out.splitlines()) == 4
+    assert [line.rsplit(": ", 1)[1] for line in captured.err.splitlines()] == [
+        "0 %",
+        "20 %",
+        "50 %",
+        "70 %",
+        "100 %",
     ]
 
 
