@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import subprocess
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ from draft_server.config import DraftConfig
 from draft_server.drafters.registry import DraftSettings, create_drafter
 from draft_server.drafters.standalone import StandaloneDrafter
 from forerun.client import AsyncClient
+from forerun.errors import Unavailable
 from tests.fixtures.drafting import alphabet, eventually, tiny_tokenizer
 from tests.fixtures.scripted_target import NextToken, ScriptedTarget, decode_plainly, hash_next
 from tests.fixtures.tiny import shared_checkpoint
@@ -59,26 +63,27 @@ class Running:
 
 
 @asynccontextmanager
-async def servers(target: Target, drafter: Any = None, **verify: Any) -> AsyncIterator[Running]:
+async def servers(
+    target: Target, drafter: Any = None, *, draft: dict[str, Any] | None = None, **verify: Any
+) -> AsyncIterator[Running]:
+    """`draft` and `verify`: settings of the two servers."""
     with tempfile.TemporaryDirectory(prefix="forerun-") as folder:
-        address = f"unix:{folder}/verify.sock"
-        settings: dict[str, Any] = {"listen": address, "patience_ms": 2000.0} | verify
-        verifier = VerifyServer(target, VerifyConfig(**settings))
+        settings: dict[str, Any] = {"listen": f"unix:{folder}/verify.sock", "patience_ms": 2000.0}
+        verifier = VerifyServer(target, VerifyConfig(**settings | verify))
         await verifier.start()
-        draft = DraftServer(
-            DraftConfig(listen=f"unix:{folder}/draft.sock", verifier=address),
-            tokenizer=tiny_tokenizer(),
-            drafter=drafter,
+        own: dict[str, Any] = {"listen": f"unix:{folder}/draft.sock", "verifier": verifier.address}
+        server = DraftServer(
+            DraftConfig(**own | (draft or {})), tokenizer=tiny_tokenizer(), drafter=drafter
         )
-        await draft.start()
-        client = AsyncClient(draft.address, timeout=60, max_retries=0)
-        running = Running(draft, verifier, client)
+        await server.start()
+        client = AsyncClient(server.address, timeout=60, max_retries=0)
+        running = Running(server, verifier, client)
         try:
-            await asyncio.wait_for(draft.wait_ready(), 10)
+            await asyncio.wait_for(server.wait_ready(), 10)
             yield running
         finally:
             await client.close()
-            await draft.stop(0)
+            await server.stop(0)
             await running.verifier.stop(0)
 
 
@@ -183,3 +188,37 @@ async def test_the_tiny_model_drafts_for_itself(dtype: str) -> None:
     for one, other in zip(plain, drafted, strict=True):
         assert one.token_ids == other.token_ids and one.text == other.text
         assert other.stats.acceptance_rate == 1.0 and other.stats.rounds > 0
+
+
+def make_certificate(certificate: Path, key: Path) -> None:
+    """A certificate for the loopback address, signed by itself."""
+    request = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
+    names = "-subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    command = ["openssl", *request.split(), *names.split(), "-keyout", key, "-out", certificate]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+async def test_tls_both_ways_and_a_token_between_the_servers(tmp_path: Path) -> None:
+    certificate, key, token = (tmp_path / name for name in ("cert.pem", "key.pem", "token"))
+    await asyncio.to_thread(make_certificate, certificate, key)
+    token.write_text("s3cret")
+    tls = {"tls_ca": certificate, "tls_cert": certificate, "tls_key": key, "token_file": token}
+    verify = {name: str(path) for name, path in tls.items()} | {"listen": "127.0.0.1:0"}
+    draft = {f"verifier_{name}": str(path) for name, path in tls.items()}
+    async with servers(target_of(scripted(alphabet)), draft=draft, **verify) as running:
+        answer = await running.client.complete(PROMPT, max_tokens=20)
+        assert list(answer.token_ids) == decode_plainly(alphabet, PROMPT_IDS, 20)
+        (tmp_path / "wrong").write_text("guess")
+        stranger = draft | {"verifier_token_file": str(tmp_path / "wrong")}
+        own = {"listen": "127.0.0.1:0", "verifier": running.verifier.address}
+        server = DraftServer(
+            DraftConfig(**own, **stranger, reopen_timeout_s=0.3), tokenizer=tiny_tokenizer()
+        )
+        await server.start()
+        try:
+            async with AsyncClient(server.address, max_retries=0) as client:
+                with pytest.raises(Unavailable, match="the token is missing or wrong"):
+                    await client.complete(PROMPT, max_tokens=2)
+        finally:
+            await server.stop(0)
