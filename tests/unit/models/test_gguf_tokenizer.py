@@ -26,7 +26,7 @@ from tests.fixtures.tiny import shared_checkpoint
 DATA = Path(__file__).parents[2] / "data"
 SPLITS = ["smollm", "gpt-2", "llama-bpe", "qwen2"]
 SPECIAL = ["<|start|>", "<|end|>"]
-USER_DEFINED = "<think>"
+USER_DEFINED = "<think é>"
 
 
 def read_lines(name: str) -> list[dict[str, Any]]:
@@ -111,6 +111,7 @@ _PARTS = st.one_of(
         [
             *SPECIAL,
             USER_DEFINED,
+            "<think e\u0301>",
             "12345",
             " 007",
             "don't",
@@ -141,6 +142,15 @@ def test_has_the_vocabulary_of_the_original(pre: str) -> None:
     assert first_difference(rebuilt(pre).vocabulary(), entries) is None
     assert rebuilt(pre).eos_token_ids == (1,)
     assert rebuilt(pre).is_special(0) and not rebuilt(pre).is_special(len(entries) - 1)
+
+
+@pytest.mark.parametrize("pre", SPLITS)
+def test_only_llama_takes_an_entry_that_no_merge_makes(pre: str) -> None:
+    settings = metadata(pre)
+    settings["tokenizer.ggml.tokens"].append("qzxqzx")
+    settings["tokenizer.ggml.token_type"].append(int(TokenType.NORMAL))
+    ids = tokenizer_from_gguf(settings, "model.gguf").encode("qzxqzx")
+    assert (len(ids) == 1) is (pre == "llama-bpe")
 
 
 def test_the_splits_differ() -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from forerun.models.config import config_from_hugging_face
 from forerun.models.default_model import FILE_NAME, cache_directory
+from forerun.models.tensor_set import expected_shapes
 from tests.fixtures.gguf_writer import write_gguf
-from tests.fixtures.tiny import tiny_checkpoint
+from tests.fixtures.tiny import tiny_config, write_tokenizer
 
 # Every tensor is kept, as the engine keeps it packed.
 _LOAD = """
@@ -27,7 +32,7 @@ with open_checkpoint(sys.argv[1]) as checkpoint:
 assert "torch" not in sys.modules and "transformers" not in sys.modules
 """
 LARGE: dict[str, Any] = {
-    "vocab_size": 60_000,
+    "vocab_size": 48_000,
     "hidden_size": 1024,
     "intermediate_size": 4096,
     "num_attention_heads": 16,
@@ -46,8 +51,15 @@ def assert_bounded(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of 184 MB in bfloat16; holding its float32 file as well would break the bound."""
-    return tiny_checkpoint(tmp_path_factory.mktemp("large") / "model", **LARGE)
+    """A model of 159 MB in bfloat16; holding its float32 file as well would break the bound."""
+    directory = tmp_path_factory.mktemp("large")
+    config = tiny_config(**LARGE)
+    shapes = expected_shapes(config_from_hugging_face(config, {}, "large"))
+    (directory / "config.json").write_text(json.dumps(config))
+    weights = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    save_file(weights, directory / "model.safetensors")
+    write_tokenizer(directory)
+    return directory
 
 
 def test_safetensors(large: Path) -> None:

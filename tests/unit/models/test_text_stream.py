@@ -49,6 +49,12 @@ def test_pieces_join_to_their_decoding(ids: list[int], cuts: list[int]) -> None:
     assert "".join(stream(piece_tokenizer(), ids, cuts)) == piece_tokenizer().decode(ids)
 
 
+def test_the_space_before_a_text_is_dropped_once() -> None:
+    pieces = piece_tokenizer()
+    ids = pieces.encode("a a a", add_special=False)
+    assert stream(pieces, ids, [1, 2]) == ["a", " a", " a", ""]
+
+
 def test_a_character_comes_with_its_last_byte() -> None:
     text_stream = TextStream(tiny())
     assert [text_stream.push([byte]) for byte in "a€b".encode()] == ["a", "", "", "€", "b"]
