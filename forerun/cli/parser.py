@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve-draft": ("draft_server.__main__", "serve text generation to clients"),
     "generate": ("forerun.cli.generate", "generate from a prompt, or from a file of prompts"),
     "health": ("forerun.cli.health", "ask a server whether it is ready"),
+    "bench": ("forerun.cli.bench", "measure the engine on this machine"),
     "doctor": ("forerun.cli.doctor", "tell what this machine offers, and what is chosen"),
 }
 
@@ -72,7 +73,10 @@ def _is_for_people(error: Exception) -> bool:
     from forerun.cli.errors import CommandError
     from forerun.errors import ForerunError
 
-    return isinstance(error, (CommandError, ForerunError, OSError, ValueError))
+    # gRPC tells of an address that is taken by a RuntimeError; its subclasses tell of defects.
+    return type(error) is RuntimeError or isinstance(
+        error, (CommandError, ForerunError, OSError, ValueError)
+    )
 
 
 def _sentence(summary: str) -> str:

@@ -48,6 +48,7 @@ def test_exit_code_is_what_the_command_returns(
         Unavailable("the server is gone"),
         FileNotFoundError(2, "No such file", "x.jsonl"),
         ValueError("--threads is -1; it must be at least 0"),
+        RuntimeError("Failed to bind to address 127.0.0.1:50051"),
     ],
 )
 def test_error_is_one_line_and_exit_code_1(
@@ -59,9 +60,10 @@ def test_error_is_one_line_and_exit_code_1(
     assert captured.out == ""
 
 
-def test_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(KeyError):
-        _run_command(monkeypatch, _raise(KeyError("defect")))
+@pytest.mark.parametrize("defect", [KeyError("x"), RecursionError("x"), AssertionError("x")])
+def test_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, defect: Exception) -> None:
+    with pytest.raises(type(defect)):
+        _run_command(monkeypatch, _raise(defect))
 
 
 def test_debugging_keeps_every_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
