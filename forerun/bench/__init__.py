@@ -1,0 +1,1 @@
+"""What measures forerun itself: step times of the engine against the speed of memory."""
