@@ -28,7 +28,7 @@ class Checkpoint(ABC):
 
     config: the model's shape. path: the folder or file opened. tensor_shapes: canonical
     (Hugging Face) name → shape of every tensor the architecture needs, and no other.
-    weight_bytes: size of all of them in bfloat16.
+    weight_bytes: size of all of them in bfloat16. For one thread at a time.
     """
 
     def __init__(

@@ -192,10 +192,13 @@ def _sliding_window(
         return None
     window = fields.integer("sliding_window", 4096)
     first = fields.integer("max_window_layers", 28, minimum=0)
-    layer_types = fields.table.get("layer_types") or [
-        "sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)
-    ]
-    num_sliding = layer_types.count("sliding_attention")
+    layer_types = fields.table.get("layer_types")
+    if layer_types is None:
+        num_sliding = max(num_layers - first, 0)
+    elif isinstance(layer_types, list) and len(layer_types) == num_layers:
+        num_sliding = layer_types.count("sliding_attention")
+    else:
+        raise fields.error("layer_types", layer_types, f"a list of {num_layers} names")
     if num_sliding == 0 or window >= max_positions:
         return None
     if num_sliding < num_layers:

@@ -52,6 +52,12 @@ def check_tensor_set(found: Mapping[str, tuple[int, ...]], config: ModelConfig) 
     embedding's shape when the configuration ties the two. Anything else missing, extra or
     misshapen raises ModelError with the tensor, its shape and the expected shape.
     """
+    # A forged layer count must not become a table of billions of names.
+    if config.num_layers > len(found):
+        raise ModelError(
+            f"{config.name}: {len(found)} tensors for {config.num_layers} layers; missing tensor "
+            f"model.layers.{config.num_layers - 1}.input_layernorm.weight among others"
+        )
     expected = expected_shapes(config)
     surplus = {name: shape for name, shape in found.items() if name not in expected}
     for name, shape in surplus.items():

@@ -40,6 +40,12 @@ class Tokenizer:
         self.backend = backend
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        # Ids may have gaps, but a forged one must not become a table of billions of entries.
+        if self.vocab_size > 2 * len(vocabulary) + 1024:
+            raise ModelError(
+                f"the tokenizer has {len(vocabulary)} entries but its highest id is "
+                f"{self.vocab_size - 1}; expected ids without large gaps"
+            )
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._decoding = _Decoding(json.loads(backend.to_str())["decoder"])

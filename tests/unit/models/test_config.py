@@ -179,6 +179,12 @@ class TestQwenSlidingWindow:
             self.window(architecture, use_sliding_window=True, layer_types=mixed)
 
 
+def test_layer_types_must_cover_the_layers() -> None:
+    settings = {"use_sliding_window": True, "layer_types": ["full_attention"]}
+    with pytest.raises(ModelError, match="layer_types"):
+        parse(tiny_config("qwen3", **settings))
+
+
 def test_mistral_without_a_window() -> None:
     assert parse(tiny_config("mistral", sliding_window=None)).sliding_window is None
 

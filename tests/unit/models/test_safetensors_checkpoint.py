@@ -112,6 +112,14 @@ def test_missing_tensor_is_named_with_its_shape(tmp_path: Path) -> None:
         opened(path)
 
 
+def test_a_forged_layer_count_is_refused_at_once(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path / "model")
+    config = tiny_config(num_hidden_layers=2**31 - 1)
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="for 2147483647 layers"):
+        opened(path)
+
+
 def test_extra_tensor_is_named(tmp_path: Path) -> None:
     name = "model.layers.0.self_attn.q_proj.bias"
     path = rewritten(tmp_path, lambda weights: weights.update({name: np.ones(64, np.float32)}))

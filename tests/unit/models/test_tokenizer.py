@@ -198,6 +198,15 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path) -> None:
         load_tokenizer(path)
 
 
+def test_a_forged_id_makes_no_table_of_billions(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path / "model")
+    content = json.loads((path / "tokenizer.json").read_text())
+    content["model"]["vocab"]["far"] = 2**32 - 2
+    (path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ModelError, match="highest id is 4294967294"):
+        load_tokenizer(path)
+
+
 @pytest.mark.parametrize(
     ("decoder", "named"),
     [
