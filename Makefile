@@ -11,7 +11,7 @@ NATIVE := CMakeLists.txt $(shell find native -type f -not -path 'native/tests/*'
 CXX_FILES := $(shell find native -name '*.cc' -o -name '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format stubs clean
+.PHONY: help setup demo test lint format stubs bench clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
@@ -38,6 +38,9 @@ format: $(VENV)/.dev ## Format Python and C++, and mend what ruff can mend
 
 stubs: $(VENV)/.dev ## Generate forerun/v1 from proto/
 	@$(BIN)/python scripts/generate_stubs.py
+
+bench: $(VENV)/.serve ## Measure the engine on this machine
+	@$(BIN)/forerun bench engine
 
 clean: ## Remove .venv and everything that was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
