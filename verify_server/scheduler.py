@@ -100,7 +100,6 @@ class Scheduler:
                 for session in list(self._sessions.values()):
                     if session.stream == event.stream:
                         self._leave(session)
-                self._output.pop(event.stream, None)
             case Refuse():
                 self._refusal = event.error
             case EndAll():

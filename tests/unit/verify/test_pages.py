@@ -90,19 +90,23 @@ def test_a_tree_that_answers_after_a_preemption_is_dropped() -> None:
 
 
 def test_a_tree_that_is_there_when_pages_go_is_dropped() -> None:
-    stepping = small_pool(pages=4)
-    stepping.open(1, [1], 15)
-    young = stepping.open(2, [2], 13, drafting=True, patience_us=10**6)
-    while not stepping.metrics.value("preemptions_total"):
+    stepping = small_pool(pages=4, draft_nodes=1)
+    old = stepping.open(1, [1] * 7, 9)
+    young = stepping.open(2, [2] * 5, 5, drafting=True, patience_us=10**6)
+    for _ in range(2):
         stepping.now_ns += 1
-        if young.budget.nodes and young.answered < young.round:
-            young.answered = young.round
-            stepping.now_ns += 1
-            stepping.send(2, chain(NEXT, young.committed, 0, 3, VOCAB))
         stepping.step()
-    stepping.run(lambda seen: chain(NEXT, seen.committed, 1, 2, VOCAB))
-    for number, count in ((1, 15), (2, 13)):
-        assert stepping.seen[number].tokens == decode_plainly(NEXT, [number], count)
+    assert young.opened
+    stepping.now_ns += 1
+    stepping.send(2, chain(NEXT, young.committed, 1, 0, VOCAB))
+    assert stepping.target.pages_free == 0
+    stepping.step()  # the older one needs its third page
+    assert stepping.metrics.value("preemptions_total") == 1
+    assert stepping.metrics.value("stale_trees_total", reason="preempted") == 1
+    stepping.run()
+    assert young.verdicts[0].plain
+    assert old.tokens == decode_plainly(NEXT, old.prompt, 9)
+    assert young.tokens == decode_plainly(NEXT, young.prompt, 5)
 
 
 def test_a_tree_shrinks_to_a_plain_step_before_anybody_loses_pages() -> None:

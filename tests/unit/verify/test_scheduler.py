@@ -332,18 +332,20 @@ def test_many_decoding_sessions_do_not_starve_a_prompt_nor_each_other() -> None:
         assert stepping.seen[number].tokens == decode_plainly(NEXT, [number], 50)
 
 
-def test_a_tree_too_large_for_the_rest_is_next() -> None:
+def test_a_tree_too_large_for_the_rest_is_next_and_holds_nobody_up() -> None:
     target = ScriptedTarget(NEXT, max_rows=16)
     stepping = Stepping(target, max_nodes=8, draft_nodes=8)
-    for number in (1, 2):
+    for number in (1, 2, 3):
         stepping.open(number, [number], 30, drafting=True)
     stepping.step()
-    for number in (1, 2):
-        stepping.send(number, right_chain(stepping.seen[number]))
+    for number, nodes in ((1, 8), (2, 8), (3, 0)):
+        stepping.now_ns += 1
+        seen = stepping.seen[number]
+        stepping.send(number, chain(NEXT, seen.committed, nodes, 0, VOCAB))
     stepping.step()
-    stepping.now_ns += 1
+    assert [len(stepping.seen[n].verdicts) for n in (1, 2, 3)] == [1, 0, 1]
     stepping.step()
-    assert [len(stepping.seen[n].verdicts) for n in (1, 2)] == [1, 1]
+    assert [len(stepping.seen[n].verdicts) for n in (1, 2, 3)] == [1, 1, 1]
     assert all(len(stepping.seen[n].verdicts[0].accepted_nodes) == 8 for n in (1, 2))
 
 
