@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 # A session whose drafter raised this often decodes plainly from then on.
 MAX_FAILURES = 3
 
+# The part of its time that a batch may use: the rest is for what it cannot foresee.
+USABLE_TIME = 0.75
+
 # The tree (None: nothing to propose), and the reason where nothing is proposed.
 Deliver = Callable[["Tree | None", str], None]
 
@@ -195,7 +198,7 @@ class DraftingThread:
             return []
         try:
             batch = [(job.handle.state, job.budget or Budget(0, 0)) for job in jobs]
-            trees = self.drafter.draft(batch)
+            trees = self.drafter.draft(batch, USABLE_TIME * self.timeout_s)
             return [self._result(job, tree) for job, tree in zip(jobs, trees, strict=True)]
         except Exception:
             if len(jobs) > 1:  # one of them is at fault: the others still get their trees

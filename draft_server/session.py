@@ -33,6 +33,9 @@ from forerun.wire import tree_to_pb
 # A session that its verify server loses this often is given up.
 MAX_REOPENED = 8
 
+# How much longer than a draft may take the verifier waits for the tree: the way there takes time.
+PATIENCE = 1.5
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:
@@ -123,7 +126,7 @@ class Session:
             deadline_ms=min(deadline_ms, 0xFFFFFFFF),
             drafting=self._handle is not None,
             # By then every round is answered, if only to say that nothing is proposed.
-            patience_us=int(1e6 * self._drafting.timeout_s) if self._handle else 0,
+            patience_us=int(1e6 * PATIENCE * self._drafting.timeout_s) if self._handle else 0,
             hidden_taps=self._drafting.drafter.info.hidden_taps if self._handle else (),
             traceparent=self._generation.traceparent,
         )

@@ -5,6 +5,7 @@ Owns the words Drafter, DraftState and DrafterInfo. Knows nothing of rounds, ses
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -59,10 +60,12 @@ class Drafter(Protocol[S]):
         """Appends what was emitted: accepted tokens and the bonus token. Cheap."""
         ...
 
-    def draft(self, batch: Sequence[tuple[S, Budget]]) -> list[Tree]:
+    def draft(self, batch: Sequence[tuple[S, Budget]], seconds: float = math.inf) -> list[Tree]:
         """One tree a session, within its budget and rooted at its last committed token; root only
         where there is nothing to propose. Siblings differ; confidences are conditional on the
-        parent, or None. Work that a session still needs first is done in bounded pieces."""
+        parent, or None. Work that a session still needs first is done in bounded pieces.
+
+        seconds: what the call may take; a drafter that needs longer proposes less, in time."""
         ...
 
     def warm(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -93,7 +94,9 @@ class NgramDrafter:
     def advance(self, state: NgramState, token_ids: Sequence[int]) -> None:
         state.committed.extend(token_ids)
 
-    def draft(self, batch: Sequence[tuple[NgramState, Budget]]) -> list[Tree]:
+    def draft(
+        self, batch: Sequence[tuple[NgramState, Budget]], seconds: float = math.inf
+    ) -> list[Tree]:
         return [self._draft(state, budget) for state, budget in batch]
 
     def warm(self) -> bool:

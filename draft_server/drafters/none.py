@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from draft_server.drafters.base import DrafterInfo, DraftState
@@ -19,7 +20,9 @@ class NoDrafter:
     def advance(self, state: DraftState, token_ids: Sequence[int]) -> None:
         state.committed.extend(token_ids)
 
-    def draft(self, batch: Sequence[tuple[DraftState, Budget]]) -> list[Tree]:
+    def draft(
+        self, batch: Sequence[tuple[DraftState, Budget]], seconds: float = math.inf
+    ) -> list[Tree]:
         return [state.root_only() for state, _ in batch]
 
     def warm(self) -> bool:

@@ -7,6 +7,8 @@ a depth for all sessions of the batch.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -75,11 +77,19 @@ class StandaloneDrafter:
         state.committed.extend(token_ids)
         self._settle(state)
 
-    def draft(self, batch: Sequence[tuple[StandaloneState, Budget]]) -> list[Tree]:
+    def draft(
+        self, batch: Sequence[tuple[StandaloneState, Budget]], seconds: float = math.inf
+    ) -> list[Tree]:
+        end = time.monotonic() + seconds
         chains = self._admit(batch)
         self._first_tokens(chains)
+        step = 0.0  # a depth takes about as long as the one before
         for depth in range(1, max((chain.depth for chain in chains), default=0)):
+            began = time.monotonic()
+            if began + step > end:
+                break
             self._next_tokens([chain for chain in chains if chain.depth > depth])
+            step = time.monotonic() - began
         drafted = {id(chain.state): chain.token_ids for chain in chains}
         return [
             Tree.chain([state.committed[-1], *drafted.get(id(state), ())]) for state, _ in batch

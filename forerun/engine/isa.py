@@ -6,7 +6,7 @@ import os
 from typing import TypedDict
 
 from forerun import _native
-from forerun.hardware import allowed_cpus
+from forerun.hardware import pinning_order
 
 
 class Level(TypedDict):
@@ -45,5 +45,5 @@ def read_bandwidth(threads: int, gigabytes: float = 0.25, repeats: int = 8) -> f
 
 def pinned_cpus(threads: int) -> list[int]:
     """One processor a thread, or none at all where the process may use fewer than that."""
-    cpus = list(allowed_cpus())
+    cpus = list(pinning_order())  # a physical core each before a second sibling
     return cpus[:threads] if len(cpus) >= threads else []

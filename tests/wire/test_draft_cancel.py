@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 import grpc
 import pytest
@@ -133,9 +135,11 @@ async def test_drafting_stops_with_the_session() -> None:
     loop = asyncio.get_running_loop()
 
     class Slow(ScriptedDrafter):
-        def draft(self, batch: list[tuple[DraftState, Budget]]) -> list[Tree]:  # type: ignore[override]
+        def draft(
+            self, batch: Sequence[tuple[DraftState, Budget]], seconds: float = math.inf
+        ) -> list[Tree]:
             loop.call_soon_threadsafe(asked.set)
-            return super().draft(batch)
+            return super().draft(batch, seconds)
 
     drafter = Slow(following(alphabet))
     async with drafting_pair(drafter=drafter) as pair:

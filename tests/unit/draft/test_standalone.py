@@ -189,3 +189,12 @@ def test_keeps_what_is_right_where_the_verifier_cut_the_tree(
     # One node accepted, and the bonus token happens to be the second proposal.
     drafter.advance(state, tree.token_ids[1:3])
     assert dropped == [2] and length(state) == len(state.committed) - 1
+
+
+def test_a_chain_ends_where_its_time_does() -> None:
+    """Without time for more, one token is proposed; the next call goes on from there."""
+    drafter, _ = drafter_of()
+    state = drafter.open(PROMPT)
+    hurried = drafter.draft([(state, Budget(8, 8))], seconds=0.0)[0]
+    assert list(hurried.token_ids[1:]) == target_says(PROMPT, 1)
+    assert list(draft(drafter, state, Budget(8, 8)).token_ids[1:]) == target_says(PROMPT, 8)

@@ -1,0 +1,91 @@
+"""The two real servers, the real model: ids are the target's own with any drafter and setting.
+
+`make test` runs 6 questions x 32 tokens; `make exactness` sets FORERUN_EXACTNESS=full for 60 x 128.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+
+import pytest
+
+from forerun.cli.local import DRAFTS, LocalOptions, local_servers
+from tests.fixtures.bench import generate_all, questions, references
+from tests.fixtures.engines import ISA_LEVELS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+FULL = os.environ.get("FORERUN_EXACTNESS") == "full"
+QUESTIONS, TOKENS = (60, 128) if FULL else (6, 32)
+Start = Callable[[LocalOptions], str]
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_float32_ids_equal_transformers(draft: str) -> None:
+    """All 26 recorded continuations, none excepted."""
+    recorded = references()
+    assert len(recorded) == 26
+    with local_servers(LocalOptions(dtype="float32", draft=draft)) as address:
+        prompts = [reference.prompt for reference in recorded]
+        got = generate_all(address, prompts, max_tokens=64, concurrency=8)
+    for reference, generation in zip(recorded, got, strict=True):
+        assert list(generation.token_ids) == reference.greedy, f"question {reference.question_id}"
+
+
+@pytest.fixture(scope="module")
+def plain_bf16() -> list[tuple[int, ...]]:
+    """BASE: no drafts, one stream, the default page size and chunk, the best level."""
+    with local_servers(LocalOptions(draft="none")) as address:
+        return [g.token_ids for g in generate_all(address, questions(QUESTIONS), TOKENS)]
+
+
+SETTINGS = [
+    LocalOptions(draft=draft, page_size=page_size, prefill_chunk=chunk)
+    for draft, (page_size, chunk) in itertools.product(DRAFTS, [(16, 512), (64, 32)])
+]
+
+
+@pytest.mark.parametrize("options", SETTINGS, ids=lambda o: f"{o.draft}-page{o.page_size}")
+def test_bfloat16_ids_are_the_same_in_every_setting(
+    options: LocalOptions, plain_bf16: list[tuple[int, ...]]
+) -> None:
+    with local_servers(options) as address:
+        for concurrency in (1, 8):
+            got = generate_all(address, questions(QUESTIONS), TOKENS, concurrency)
+            assert [g.token_ids for g in got] == plain_bf16, f"concurrency {concurrency}"
+    drafted = sum(g.stats.drafted for g in got)
+    assert (drafted > 0) == (options.draft != "none"), "drafting must really have taken part"
+
+
+@pytest.mark.parametrize("isa", ISA_LEVELS[1:])
+def test_bfloat16_ids_are_the_same_at_each_other_level(
+    isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORERUN_ISA", isa)
+    got = {}
+    for draft in DRAFTS:
+        with local_servers(LocalOptions(draft=draft)) as address:
+            answers = generate_all(address, questions(6), 32, concurrency=3)
+            got[draft] = [answer.token_ids for answer in answers]
+    assert got["ngram"] == got["none"]
+    assert got["standalone"] == got["none"]
+
+
+def test_a_draft_that_is_the_target_has_every_proposal_accepted() -> None:
+    """200 rounds and more. The last round of an answer is cut where the answer ends."""
+    with local_servers(LocalOptions(draft="standalone")) as address:
+        answers = generate_all(address, questions(30), 96, concurrency=4)
+    rounds = sum(answer.stats.rounds for answer in answers)
+    assert rounds >= 200
+    for answer in answers:
+        stats = answer.stats
+        cut = max(map(len, [stats.drafted_by_depth]), default=0)
+        assert stats.accepted >= stats.drafted - cut
+        # What was proposed and not accepted lies behind the end: all of it in one round.
+        missing = [
+            d - a for d, a in zip(stats.drafted_by_depth, stats.accepted_by_depth, strict=False)
+        ]
+        assert all(m in (0, 1) for m in missing), stats
+        assert missing == sorted(missing), stats
