@@ -8,6 +8,7 @@
 // kMaxRows rows of a tile at most; blocks_for(rows) blocks of a tile, so that
 // all accumulators stay in registers.
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -43,110 +44,122 @@ inline F vexp(F x) {
   return Simd::scale2(p, n);
 }
 
+// A tile's inputs: see Panel. `ahead`: elements from what is multiplied to what
+// is fetched into the cache meanwhile; 0: nothing.
+template <class T>
+struct Tile {
+  const float* a;
+  std::size_t lda;
+  const T* const* b;
+  int k;
+  float* c;
+  std::size_t ldc;
+  bool accumulate;
+  std::size_t ahead;
+};
+
+// acc[m][n] += input(m) * weight(n). Whichever are fewer stay in registers while
+// the others pass by.
+template <int MR, int N, class Input, class Weight>
+inline void multiply(F (&acc)[MR][N], Input input, Weight weight) {
+  if constexpr (MR < N) {
+    F x[MR];
+    for (int m = 0; m < MR; ++m) x[m] = input(m);
+    for (int n = 0; n < N; ++n) {
+      const F w = weight(n);
+      for (int m = 0; m < MR; ++m) acc[m][n] = Simd::fmadd(x[m], w, acc[m][n]);
+    }
+  } else {
+    F w[N];
+    for (int n = 0; n < N; ++n) w[n] = weight(n);
+    for (int m = 0; m < MR; ++m) {
+      const F x = input(m);
+      for (int n = 0; n < N; ++n) acc[m][n] = Simd::fmadd(x, w[n], acc[m][n]);
+    }
+  }
+}
+
 // Blocks of bfloat16: a row holds two steps of the depth.
 struct Bf16Block {
   using T = std::uint16_t;
-  template <int MR, int NB>
-  static inline void step(F (&acc)[MR][NB * kVecs], const float* a, std::size_t lda,
-                          const T* const* b, int k, bool odd) {
-    F even[NB * kVecs], second[NB * kVecs];
-    for (int n = 0; n < NB; ++n) {
-      for (int v = 0; v < kVecs; ++v) {
-        const I pair =
-            Simd::load_words(b[n] + static_cast<std::size_t>(k) * kLanes + v * kWidth * 2);
-        even[n * kVecs + v] = Simd::low_half(pair);
-        second[n * kVecs + v] = Simd::high_half(pair);
+
+  // The low or the high half of vector v of the pair at step k.
+  template <bool High>
+  static inline F half(const T* block, int k, int v) {
+    const I pair = Simd::load_words(block + static_cast<std::size_t>(k) * kLanes + v * kWidth * 2);
+    return High ? Simd::high_half(pair) : Simd::low_half(pair);
+  }
+  // The halves are widened one after the other, or AVX2 would run out of registers.
+  template <int MR, int N, bool High>
+  static inline void step(F (&acc)[MR][N], const Tile<T>& t, int k) {
+    multiply(
+        acc, [&](int m) { return Simd::set1(t.a[m * t.lda + k + (High ? 1 : 0)]); },
+        [&](int n) { return half<High>(t.b[n / kVecs], k, n % kVecs); });
+  }
+  template <int MR, int N>
+  static inline void run(F (&acc)[MR][N], const Tile<T>& t) {
+    int k = 0;
+    for (; k + 2 <= t.k; k += 2) {
+      if (t.ahead != 0) {
+        for (int n = 0; n < N / kVecs; ++n) {
+          __builtin_prefetch(t.b[n] + t.ahead + static_cast<std::size_t>(k) * kLanes, 0, 2);
+        }
       }
+      step<MR, N, false>(acc, t, k);
+      step<MR, N, true>(acc, t, k);
     }
-    for (int m = 0; m < MR; ++m) {
-      const F x = Simd::set1(a[m * lda + k]);
-      for (int n = 0; n < NB * kVecs; ++n) acc[m][n] = Simd::fmadd(x, even[n], acc[m][n]);
-    }
-    if (!odd) return;
-    for (int m = 0; m < MR; ++m) {
-      const F x = Simd::set1(a[m * lda + k + 1]);
-      for (int n = 0; n < NB * kVecs; ++n) acc[m][n] = Simd::fmadd(x, second[n], acc[m][n]);
-    }
+    if (k < t.k) step<MR, N, false>(acc, t, k);
   }
-  template <int MR, int NB>
-  static inline void run(F (&acc)[MR][NB * kVecs], const float* a, std::size_t lda,
-                         const T* const* b, int k) {
-    int i = 0;
-    for (; i + 2 <= k; i += 2) step<MR, NB>(acc, a, lda, b, i, true);
-    if (i < k) step<MR, NB>(acc, a, lda, b, i, false);
-  }
-  // The 16 values of lane row `key` of a value block.
+  // Vector v of the values of token `key` in a value block.
   static inline F value(const T* block, int key, int v) {
-    const I pair =
-        Simd::load_words(block + static_cast<std::size_t>(key / 2) * 2 * kLanes + v * kWidth * 2);
-    return (key & 1) ? Simd::high_half(pair) : Simd::low_half(pair);
+    return (key & 1) ? half<true>(block, key - 1, v) : half<false>(block, key, v);
   }
 };
 
 // Blocks of float32: a row holds one step of the depth.
 struct F32Block {
   using T = float;
-  template <int MR, int NB>
-  static inline void run(F (&acc)[MR][NB * kVecs], const float* a, std::size_t lda,
-                         const T* const* b, int k) {
-    for (int i = 0; i < k; ++i) {
-      F w[NB * kVecs];
-      for (int n = 0; n < NB; ++n) {
-        for (int v = 0; v < kVecs; ++v) {
-          w[n * kVecs + v] = Simd::load(b[n] + static_cast<std::size_t>(i) * kLanes + v * kWidth);
-        }
-      }
-      for (int m = 0; m < MR; ++m) {
-        const F x = Simd::set1(a[m * lda + i]);
-        for (int n = 0; n < NB * kVecs; ++n) acc[m][n] = Simd::fmadd(x, w[n], acc[m][n]);
-      }
-    }
+
+  static inline F value(const T* block, int k, int v) {
+    return Simd::load(block + static_cast<std::size_t>(k) * kLanes + v * kWidth);
   }
-  static inline F value(const T* block, int key, int v) {
-    return Simd::load(block + static_cast<std::size_t>(key) * kLanes + v * kWidth);
+  template <int MR, int N>
+  static inline void run(F (&acc)[MR][N], const Tile<T>& t) {
+    for (int k = 0; k < t.k; ++k) {
+      multiply(
+          acc, [&](int m) { return Simd::set1(t.a[m * t.lda + k]); },
+          [&](int n) { return value(t.b[n / kVecs], k, n % kVecs); });
+    }
   }
 };
 
-// One tile: MR rows times NB blocks, one accumulator an output, depth in order.
+// MR rows times NB blocks, one accumulator an output, depth in order.
 template <class Block, int MR, int NB>
-void tile(const float* a, std::size_t lda, const typename Block::T* const* b, int k, float* c,
-          std::size_t ldc, bool accumulate) {
+void tile(Tile<typename Block::T> t) {
   F acc[MR][NB * kVecs];
   for (int m = 0; m < MR; ++m) {
     for (int n = 0; n < NB * kVecs; ++n) {
-      acc[m][n] = accumulate ? Simd::load(c + m * ldc + n * kWidth) : Simd::zero();
+      acc[m][n] = t.accumulate ? Simd::load(t.c + m * t.ldc + n * kWidth) : Simd::zero();
     }
   }
-  Block::template run<MR, NB>(acc, a, lda, b, k);
+  Block::run(acc, t);
   for (int m = 0; m < MR; ++m) {
-    for (int n = 0; n < NB * kVecs; ++n) Simd::store(c + m * ldc + n * kWidth, acc[m][n]);
+    for (int n = 0; n < NB * kVecs; ++n) Simd::store(t.c + m * t.ldc + n * kWidth, acc[m][n]);
   }
 }
 
-// `MR` rows times any number of blocks.
-template <class Block, int MR>
-void tile_row(const float* a, std::size_t lda, const typename Block::T* const* b, int blocks, int k,
-              float* c, std::size_t ldc, bool accumulate) {
-  constexpr int NB = Simd::blocks_for(MR);
-  int n = 0;
-  for (; n + NB <= blocks; n += NB) {
-    tile<Block, MR, NB>(a, lda, b + n, k, c + n * kLanes, ldc, accumulate);
-  }
-  for (; n < blocks; ++n) {
-    tile<Block, MR, 1>(a, lda, b + n, k, c + n * kLanes, ldc, accumulate);
-  }
-}
-
+// `rows` rows, at most MR, times any number of blocks.
 template <class Block, int MR = Simd::kMaxRows>
-void tile_rows(int rows, const float* a, std::size_t lda, const typename Block::T* const* b,
-               int blocks, int k, float* c, std::size_t ldc, bool accumulate) {
+void tile_rows(int rows, int blocks, Tile<typename Block::T> t) {
   if constexpr (MR > 1) {
     if (rows < MR) {
-      tile_rows<Block, MR - 1>(rows, a, lda, b, blocks, k, c, ldc, accumulate);
+      tile_rows<Block, MR - 1>(rows, blocks, t);
       return;
     }
   }
-  tile_row<Block, MR>(a, lda, b, blocks, k, c, ldc, accumulate);
+  constexpr int NB = Simd::blocks_for(MR);
+  for (; blocks >= NB; blocks -= NB, t.b += NB, t.c += NB * kLanes) tile<Block, MR, NB>(t);
+  for (; blocks > 0; --blocks, ++t.b, t.c += kLanes) tile<Block, MR, 1>(t);
 }
 
 // Calls f(first, count) for tiles of nearly equal size: 8 rows are 4 + 4, not 6 + 2.
@@ -162,10 +175,12 @@ void for_row_tiles(int rows, int max_rows, Function f) {
 
 template <class Block>
 void panel(const Panel& p) {
-  const auto* blocks = reinterpret_cast<const typename Block::T* const*>(p.blocks);
+  using T = typename Block::T;
+  const auto* blocks = reinterpret_cast<const T* const*>(p.blocks);
   for_row_tiles(p.rows, Simd::kMaxRows, [&](int first, int count) {
-    tile_rows<Block>(count, p.a + first * p.lda, p.lda, blocks, p.num_blocks, p.k,
-                     p.c + first * p.ldc, p.ldc, p.accumulate);
+    tile_rows<Block>(count, p.num_blocks,
+                     Tile<T>{p.a + first * p.lda, p.lda, blocks, p.k, p.c + first * p.ldc, p.ldc,
+                             p.accumulate, 0});
   });
 }
 
@@ -276,7 +291,7 @@ void to_act(const float* x, int n, void* act) {
   for (int i = 0; i < n; i += kWidth) Act::store(out + i, Simd::load(x + i));
 }
 
-// Takes y[count][kGroup * 16], finished outputs of the blocks from `block` on.
+// Takes y[count][kGroup * 16], finished outputs of rows from `first` and blocks from `block` on.
 template <class Act>
 void finish(const Gemm& g, int first, int count, int block, int blocks, float* y) {
   constexpr std::size_t ldy = kGroup * kLanes;
@@ -332,15 +347,15 @@ void finish(const Gemm& g, int first, int count, int block, int blocks, float* y
   }
 }
 
-// The loop over blocks and rows. `compute(first, count, blocks, number, y)`
-// fills y[count][kGroup * 16] for rows [first, first + count).
+// The loop over blocks and rows. `compute(first, count, block, blocks, y)` fills
+// y[count][kGroup * 16] for rows [first, first + count).
 template <class Act, class Compute>
-void gemm_loop(const Gemm& g, int max_rows, int group, Compute compute) {
+void gemm_loop(const Gemm& g, int max_rows, Compute compute) {
   alignas(64) float y[32 * kGroup * kLanes];
   for (int top = 0; top < g.rows; top += kRowsInCache) {
-    const int rows = g.rows - top < kRowsInCache ? g.rows - top : kRowsInCache;
-    for (int block = g.block_begin; block < g.block_end; block += group) {
-      const int blocks = g.block_end - block < group ? g.block_end - block : group;
+    const int rows = std::min(g.rows - top, kRowsInCache);
+    for (int block = g.block_begin; block < g.block_end; block += kGroup) {
+      const int blocks = std::min(g.block_end - block, kGroup);
       for_row_tiles(rows, max_rows, [&](int first, int count) {
         compute(top + first, count, block, blocks, y);
         finish<Act>(g, top + first, count, block, blocks, y);
@@ -349,18 +364,20 @@ void gemm_loop(const Gemm& g, int max_rows, int group, Compute compute) {
   }
 }
 
-// Activations in float32, products and sums by FMA in float32.
+// Activations in float32, products and sums by FMA in float32. While the first
+// tile of rows passes over a group of blocks, the next group is fetched.
 template <class Act>
 void gemm(const Gemm& g) {
   const auto* a = static_cast<const float*>(g.a);
-  gemm_loop<Act>(g, Simd::kMaxRows, kGroup,
-                 [&](int first, int count, int block, int blocks, float* y) {
-                   const std::uint16_t* b[kGroup];
-                   for (int n = 0; n < blocks; ++n)
-                     b[n] = g.w + static_cast<std::size_t>(block + n) * kLanes * g.k;
-                   tile_rows<Bf16Block>(count, a + first * g.lda, g.lda, b, blocks, g.k, y,
-                                        kGroup * kLanes, false);
-                 });
+  const std::size_t block_size = static_cast<std::size_t>(kLanes) * g.k;
+  gemm_loop<Act>(g, Simd::kMaxRows, [&](int first, int count, int block, int blocks, float* y) {
+    const std::uint16_t* b[kGroup];
+    for (int n = 0; n < blocks; ++n) b[n] = g.w + (block + n) * block_size;
+    const std::size_t ahead = first % kRowsInCache == 0 ? kGroup * block_size : 0;
+    tile_rows<Bf16Block>(
+        count, blocks,
+        Tile<std::uint16_t>{a + first * g.lda, g.lda, b, g.k, y, kGroup * kLanes, false, ahead});
+  });
 }
 
 inline void nothing() {}

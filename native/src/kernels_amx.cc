@@ -90,23 +90,23 @@ void tiles(const std::uint16_t* a, std::size_t lda, const std::uint16_t* b0,
 
 void tile_gemm(const Gemm& g) {
   const auto* a = static_cast<const std::uint16_t*>(g.a);
-  gemm_loop<Bf16Act>(
-      g, kPassRows, kGroup, [&](int first, int count, int block, int blocks, float* y) {
-        const std::uint16_t* x = a + first * g.lda;
-        for (int n = 0; n < blocks; n += 2) {
-          const std::uint16_t* b0 = g.w + static_cast<std::size_t>(block + n) * kLanes * g.k;
-          const bool two = n + 1 < blocks;
-          const std::uint16_t* b1 = two ? b0 + static_cast<std::size_t>(kLanes) * g.k : b0;
-          float* out = y + n * kLanes;
-          if (count > kTileRows) {
-            two ? tiles<true, true>(x, g.lda, b0, b1, g.k, out)
-                : tiles<true, false>(x, g.lda, b0, b1, g.k, out);
-          } else {
-            two ? tiles<false, true>(x, g.lda, b0, b1, g.k, out)
-                : tiles<false, false>(x, g.lda, b0, b1, g.k, out);
-          }
-        }
-      });
+  const std::size_t block_size = static_cast<std::size_t>(kLanes) * g.k;
+  gemm_loop<Bf16Act>(g, kPassRows, [&](int first, int count, int block, int blocks, float* y) {
+    const std::uint16_t* x = a + first * g.lda;
+    for (int n = 0; n < blocks; n += 2) {
+      const std::uint16_t* b0 = g.w + (block + n) * block_size;
+      const bool two = n + 1 < blocks;
+      const std::uint16_t* b1 = two ? b0 + block_size : b0;
+      float* out = y + n * kLanes;
+      if (count > kTileRows) {
+        two ? tiles<true, true>(x, g.lda, b0, b1, g.k, out)
+            : tiles<true, false>(x, g.lda, b0, b1, g.k, out);
+      } else {
+        two ? tiles<false, true>(x, g.lda, b0, b1, g.k, out)
+            : tiles<false, false>(x, g.lda, b0, b1, g.k, out);
+      }
+    }
+  });
 }
 
 }  // namespace amx

@@ -13,8 +13,8 @@ struct Simd {
   using I = __m256i;
   static constexpr int kWidth = 8;
   static constexpr int kMaxRows = 6;
-  // 16 registers: 8 to 12 accumulators, the rest for weights and one input.
-  static constexpr int blocks_for(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+  // 16 registers: 6 to 12 accumulators, the rest for weights, inputs and a mask.
+  static constexpr int blocks_for(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 
   static F zero() { return _mm256_setzero_ps(); }
   static F set1(float x) { return _mm256_set1_ps(x); }

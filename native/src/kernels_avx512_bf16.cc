@@ -50,13 +50,12 @@ void pair_tiles(int rows, const std::uint16_t* a, std::size_t lda, const std::ui
 
 void pair_gemm(const Gemm& g) {
   const auto* a = static_cast<const std::uint16_t*>(g.a);
-  gemm_loop<Bf16Act>(g, Simd::kMaxRows, kGroup,
-                     [&](int first, int count, int block, int blocks, float* y) {
-                       const std::uint16_t* b[kGroup];
-                       for (int n = 0; n < blocks; ++n)
-                         b[n] = g.w + static_cast<std::size_t>(block + n) * kLanes * g.k;
-                       pair_tiles(count, a + first * g.lda, g.lda, b, blocks, g.k, y);
-                     });
+  const std::size_t block_size = static_cast<std::size_t>(kLanes) * g.k;
+  gemm_loop<Bf16Act>(g, Simd::kMaxRows, [&](int first, int count, int block, int blocks, float* y) {
+    const std::uint16_t* b[kGroup];
+    for (int n = 0; n < blocks; ++n) b[n] = g.w + (block + n) * block_size;
+    pair_tiles(count, a + first * g.lda, g.lda, b, blocks, g.k, y);
+  });
 }
 
 }  // namespace avx512_bf16
