@@ -5,12 +5,19 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "forerun/kernels.h"
 #include "forerun/packed.h"
 
 namespace forerun {
 namespace {
+
+float float_of(std::uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
 
 struct Bf16Block {
   using T = std::uint16_t;
@@ -24,12 +31,33 @@ struct F32Block {
   static float at(const T* block, int lane, int k) { return block[f32_block_index(lane, k)]; }
 };
 
-// y[16] += a[k] * block
-template <class Block>
-void accumulate(const float* a, const typename Block::T* block, int k, float* y) {
+// y[16] += a[k] * block. Sums are local, so that a compiler keeps them in registers.
+void accumulate(const float* a, const float* block, int k, float* y) {
+  float sums[kLanes];
+  std::copy(y, y + kLanes, sums);
   for (int i = 0; i < k; ++i) {
-    for (int lane = 0; lane < kLanes; ++lane) y[lane] += a[i] * Block::at(block, lane, i);
+    const float x = a[i];
+    for (int lane = 0; lane < kLanes; ++lane) sums[lane] += x * block[f32_block_index(lane, i)];
   }
+  std::copy(sums, sums + kLanes, y);
+}
+
+// The same; a pair of steps is one word a lane, the even step in its low half.
+void accumulate(const float* a, const std::uint16_t* block, int k, float* y) {
+  float sums[kLanes];
+  std::copy(y, y + kLanes, sums);
+  for (int i = 0; i < k; i += 2) {
+    std::uint32_t pairs[kLanes];
+    std::memcpy(pairs, block + bf16_block_index(0, i), sizeof pairs);
+    const float even = a[i];
+    for (int lane = 0; lane < kLanes; ++lane) sums[lane] += even * float_of(pairs[lane] << 16);
+    if (i + 1 == k) break;
+    const float odd = a[i + 1];
+    for (int lane = 0; lane < kLanes; ++lane) {
+      sums[lane] += odd * float_of(pairs[lane] & 0xffff0000u);
+    }
+  }
+  std::copy(sums, sums + kLanes, y);
 }
 
 template <class Block>
@@ -38,8 +66,7 @@ void panel(const Panel& p) {
     for (int n = 0; n < p.num_blocks; ++n) {
       float* c = p.c + row * p.ldc + n * kLanes;
       if (!p.accumulate) std::fill(c, c + kLanes, 0.0f);
-      accumulate<Block>(p.a + row * p.lda, static_cast<const typename Block::T*>(p.blocks[n]), p.k,
-                        c);
+      accumulate(p.a + row * p.lda, static_cast<const typename Block::T*>(p.blocks[n]), p.k, c);
     }
   }
 }
@@ -100,14 +127,15 @@ void to_act(const float* x, int n, void* act) {
 
 template <bool Round>
 void gemm(const Gemm& g) {
-  for (int row = 0; row < g.rows; ++row) {
-    const float* a = static_cast<const float*>(g.a) + row * g.lda;
-    float gate[kLanes] = {};
-    for (int block = g.block_begin; block < g.block_end; ++block) {
+  std::vector<float> gates(static_cast<std::size_t>(g.rows) * kLanes);  // of the block before
+  for (int block = g.block_begin; block < g.block_end; ++block) {
+    for (int row = 0; row < g.rows; ++row) {
+      const float* a = static_cast<const float*>(g.a) + row * g.lda;
       float y[kLanes] = {};
-      accumulate<Bf16Block>(a, g.w + static_cast<std::size_t>(block) * kLanes * g.k, g.k, y);
+      accumulate(a, g.w + static_cast<std::size_t>(block) * kLanes * g.k, g.k, y);
       for (int lane = 0; lane < kLanes; ++lane) {
         const int n = block * kLanes + lane;
+        float& gate = gates[static_cast<std::size_t>(row) * kLanes + lane];
         if (g.bias != nullptr) y[lane] += g.bias[n];
         switch (g.epilogue) {
           case Epilogue::kStore:
@@ -118,9 +146,9 @@ void gemm(const Gemm& g) {
             break;
           case Epilogue::kSiluMul:
             if (block % 2 == 0) {
-              gate[lane] = y[lane];
+              gate = y[lane];
             } else {
-              const float silu = gate[lane] / (1.0f + std::exp(-gate[lane]));
+              const float silu = gate / (1.0f + std::exp(-gate));
               static_cast<float*>(g.act)[row * g.ld_act + block / 2 * kLanes + lane] =
                   act_value<Round>(silu * y[lane]);
             }

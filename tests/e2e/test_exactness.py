@@ -74,18 +74,12 @@ def test_bfloat16_ids_are_the_same_at_each_other_level(
 
 
 def test_a_draft_that_is_the_target_has_every_proposal_accepted() -> None:
-    """200 rounds and more. The last round of an answer is cut where the answer ends."""
+    """200 rounds and more. Only the last round of an answer may hold proposals that were not taken:
+    those behind its end."""
     with local_servers(LocalOptions(draft="standalone")) as address:
-        answers = generate_all(address, questions(30), 96, concurrency=4)
-    rounds = sum(answer.stats.rounds for answer in answers)
-    assert rounds >= 200
+        answers = generate_all(address, questions(24), 96, concurrency=4)
+    assert sum(answer.stats.rounds for answer in answers) >= 200
     for answer in answers:
-        stats = answer.stats
-        cut = max(map(len, [stats.drafted_by_depth]), default=0)
-        assert stats.accepted >= stats.drafted - cut
-        # What was proposed and not accepted lies behind the end: all of it in one round.
-        missing = [
-            d - a for d, a in zip(stats.drafted_by_depth, stats.accepted_by_depth, strict=False)
-        ]
-        assert all(m in (0, 1) for m in missing), stats
-        assert missing == sorted(missing), stats
+        drafted, accepted = answer.stats.drafted_by_depth, answer.stats.accepted_by_depth
+        cut = [d - a for d, a in itertools.zip_longest(drafted, accepted, fillvalue=0)]
+        assert cut == sorted(cut) and set(cut) <= {0, 1}, answer.stats
