@@ -11,10 +11,10 @@ NATIVE := CMakeLists.txt $(shell find native -type f -not -path 'native/tests/*'
 CXX_FILES := $(shell find native -name '*.cc' -o -name '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format stubs bench clean
+.PHONY: help setup demo test exactness lint format stubs bench clean
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
 setup: $(VENV)/.serve ## Create .venv with what serving needs, and build the native module
 
@@ -23,6 +23,9 @@ demo: $(VENV)/.serve ## Generate with and without speculation on this machine, a
 
 test: $(VENV)/.dev lint ## Run lint and the whole test suite
 	@$(BIN)/python -m pytest
+
+exactness: $(VENV)/.dev ## Compare 60 questions x 128 tokens in every setting (half an hour)
+	@FORERUN_EXACTNESS=full $(BIN)/python -m pytest tests/e2e/test_exactness.py
 
 lint: $(VENV)/.dev ## Check style, types, C++ format and the .proto files
 	@$(BIN)/ruff check

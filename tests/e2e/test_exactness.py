@@ -64,10 +64,11 @@ def test_bfloat16_ids_are_the_same_at_each_other_level(
     isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORERUN_ISA", isa)
+    short = sorted(questions(60), key=len)[:6]  # the scalar level takes 25 ms a row
     got = {}
     for draft in DRAFTS:
         with local_servers(LocalOptions(draft=draft)) as address:
-            answers = generate_all(address, questions(6), 32, concurrency=3)
+            answers = generate_all(address, short, 32, concurrency=3)
             got[draft] = [answer.token_ids for answer in answers]
     assert got["ngram"] == got["none"]
     assert got["standalone"] == got["none"]
