@@ -1,0 +1,55 @@
+"""gRPC options: those that gRPC knows, and connections that live while nothing is said."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+from grpc._cython import cygrpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+
+from draft_server.app import RECONNECT_OPTIONS
+from forerun.client import connection
+from forerun.transport import Options, channel_options, server_options
+
+SPEED = 30  # gRPC pings once a second at most
+
+
+def test_grpc_knows_every_option() -> None:
+    # It passes over a name that it does not know without a word.
+    compiled = Path(cygrpc.__file__).read_bytes()
+    options = [
+        *server_options(1 << 20),
+        *channel_options(1 << 20),
+        *RECONNECT_OPTIONS,
+        *connection.channel_options(
+            keepalive=connection.KeepAlive(), max_retries=1, max_message_bytes=1, http_proxy=True
+        ),
+    ]
+    assert [name for name, _ in options if name.encode() not in compiled] == []
+
+
+async def test_a_stream_on_which_nothing_is_said_stays_open(tmp_path: Path) -> None:
+    server = grpc.aio.server(options=_faster(server_options(1 << 20)))
+    health_pb2_grpc.add_HealthServicer_to_server(health_aio.HealthServicer(), server)
+    address = f"unix:{tmp_path}/socket"
+    server.add_insecure_port(address)
+    await server.start()
+    channel = grpc.aio.insecure_channel(address, options=_faster(channel_options(1 << 20)))
+    try:
+        call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        await call.read()
+        silence = asyncio.ensure_future(call.read())
+        ended, _ = await asyncio.wait({silence}, timeout=4.5)
+        assert not ended, call
+        silence.cancel()
+    finally:
+        await channel.close()
+        await server.stop(None)
+
+
+def _faster(options: Options) -> Options:
+    """The options with all their times SPEED times shorter: two minutes are four seconds."""
+    return [(name, value // SPEED if name.endswith("_ms") else value) for name, value in options]
