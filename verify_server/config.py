@@ -89,8 +89,12 @@ class VerifyConfig(Settings):
 
     @property
     def max_rows(self) -> int:
-        """Rows that the engine must take in one step."""
-        return self.prefill_chunk + max(self.row_budget, self.max_nodes + 1)
+        """Rows that the engine must take in one step: those of trees, and those of prompts.
+
+        Prompts may claim a quarter of all rows, so theirs are at least a third of the trees'.
+        """
+        trees = max(self.row_budget, self.max_nodes + 1)
+        return trees + max(self.prefill_chunk, -(-trees // 3))
 
     @property
     def draft_limit(self) -> Budget:

@@ -7,7 +7,9 @@ import argparse
 import pytest
 
 from forerun.tree import Budget
+from tests.fixtures.scripted_target import ScriptedTarget, hash_next
 from verify_server.config import VerifyConfig
+from verify_server.scheduler import Scheduler
 
 
 def parse(*flags: str, **environment: str) -> VerifyConfig:
@@ -56,4 +58,15 @@ def test_values_out_of_range_are_errors(settings: dict[str, object], message: st
 
 def test_the_rows_of_the_engine_hold_a_chunk_and_the_largest_tree() -> None:
     assert VerifyConfig(prefill_chunk=100, max_nodes=64, row_budget=32).max_rows == 165
+    assert VerifyConfig(prefill_chunk=1, max_nodes=64, row_budget=32).max_rows == 87
     assert VerifyConfig(draft_depth=9, max_depth=4).draft_limit == Budget(8, 4)
+
+
+@pytest.mark.parametrize("prefill_chunk", [1, 7, 32])
+@pytest.mark.parametrize("max_nodes", [8, 64, 100])
+def test_the_largest_tree_has_room_beside_short_chunks_of_prompts(
+    prefill_chunk: int, max_nodes: int
+) -> None:
+    config = VerifyConfig(prefill_chunk=prefill_chunk, max_nodes=max_nodes)
+    target = ScriptedTarget(hash_next(64), max_rows=config.max_rows)
+    Scheduler(target, config, vocab_size=64)  # it refuses rows that do not suffice
