@@ -22,7 +22,7 @@ from forerun.cli.local import (
     local_options,
     local_servers,
 )
-from forerun.cli.prompts import Prompt, read_prompts
+from forerun.cli.prompts import Prompt, is_text, read_prompts
 
 if TYPE_CHECKING:
     from forerun.cli.batch import Settings
@@ -100,13 +100,18 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
             raise CommandError("a prompt and --input exclude each other; give one")
         if args.input == "-":
             return read_prompts(sys.stdin, "standard input")
-        with open(args.input, encoding="utf-8") as file:
-            return read_prompts(file, args.input)
+        try:
+            with open(args.input, encoding="utf-8-sig") as file:
+                return read_prompts(file, args.input)
+        except UnicodeDecodeError as error:
+            raise CommandError(f"{args.input} is not UTF-8: {error.reason}") from error
     if args.prompt is None and sys.stdin.isatty():
         raise CommandError("no prompt; give one as an argument, on standard input or by --input")
     text = sys.stdin.read() if args.prompt is None else args.prompt
     if not text:
         raise CommandError("the prompt is empty; give at least one character")
+    if not is_text(text):
+        raise CommandError("the prompt is not UTF-8; convert it first")
     return [Prompt("the prompt", text=text)]
 
 

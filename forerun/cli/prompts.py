@@ -48,6 +48,16 @@ def read_prompts(lines: Iterable[str], name: str) -> list[Prompt]:
     return prompts
 
 
+def is_text(text: str) -> bool:
+    """Whether UTF-8 can hold `text`: Python reads bytes that are not UTF-8, and JSON's lone
+    surrogates, into strings that it cannot write."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _parse(line: str, origin: str) -> Prompt:
     def refuse(problem: str) -> NoReturn:
         raise CommandError(f"{origin}: {problem}")
@@ -56,6 +66,12 @@ def _parse(line: str, origin: str) -> Prompt:
         entry = json.loads(line)
     except json.JSONDecodeError as error:
         refuse(f"not JSON: {error.msg} at column {error.colno}")
+    except RecursionError:
+        refuse("not JSON that can be read: it is nested too deeply")
+    except ValueError as error:  # an integer of thousands of digits
+        refuse(f"not JSON that can be read: {error}")
+    if not is_text(json.dumps(entry, ensure_ascii=False)):
+        refuse("holds half of a surrogate pair, which no text does")
     if not isinstance(entry, dict):
         refuse(f"a JSON object is expected, not {_shorten(entry)}")
     given = [key for key in PROMPT_KEYS if key in entry]

@@ -177,6 +177,24 @@ def test_bad_line_is_named_before_anything_is_generated(
     assert scripted.requests == []
 
 
+def test_text_that_is_not_utf8_is_named(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'{"prompt": "caf\xe9"}\n')
+    assert main(["generate", "--address", "unix:/nowhere", "--input", str(path)]) == 1
+    assert f"{path} is not UTF-8" in capsys.readouterr().err
+    assert main(["generate", "--address", "unix:/nowhere", "caf\udce9"]) == 1
+    assert "the prompt is not UTF-8" in capsys.readouterr().err
+
+
+def test_byte_order_mark_is_passed_over(
+    scripted: ScriptedGenerate, tmp_path: Path, capsys: Capture
+) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text(json.dumps({"prompt": "olleh"}), encoding="utf-8-sig")
+    assert main(["generate", "--address", scripted.address, "--input", str(path)]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == "hello"
+
+
 def test_refused_prompt_is_named_after_the_answers_before_it(
     scripted: ScriptedGenerate, tmp_path: Path, capsys: Capture
 ) -> None:

@@ -31,6 +31,10 @@ def test_each_kind_of_prompt() -> None:
     ("line", "problem"),
     [
         ("{", "not JSON"),
+        ('{"prompt": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}", "nested too deeply"),
+        ('{"prompt": "a", "x": ' + "9" * 5000 + "}", "not JSON that can be read"),
+        ('{"prompt": "\\ud800"}', "half of a surrogate pair"),
+        ('{"prompt": "a", "x": "\\udfff"}', "half of a surrogate pair"),
         ("[1]", "a JSON object is expected"),
         ("{}", "found none of them"),
         ('{"prompt": "a", "messages": []}', "found prompt and messages"),
