@@ -9,11 +9,6 @@ from forerun import _native
 from forerun.hardware import pinning_order
 
 
-# Read once, before an engine pins the thread that runs it: from then on the affinity of that thread
-# is one processor, and no longer what the process may use.
-_CPUS = pinning_order()
-
-
 class Level(TypedDict):
     """One level: whether it can run here, and if not, the gate that failed."""
 
@@ -50,4 +45,5 @@ def read_bandwidth(threads: int, gigabytes: float = 0.25, repeats: int = 8) -> f
 
 def pinned_cpus(threads: int) -> list[int]:
     """One processor a thread, a core each first; none where the process may use fewer."""
-    return list(_CPUS[:threads]) if len(_CPUS) >= threads else []
+    cpus = pinning_order()
+    return list(cpus[:threads]) if len(cpus) >= threads else []

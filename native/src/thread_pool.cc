@@ -80,9 +80,14 @@ void ThreadPool::loop(int thread) {
 void ThreadPool::run(const std::function<void(int)>& work) {
   if (caller_ != std::this_thread::get_id()) {
     caller_ = std::this_thread::get_id();
-    pin(0);
     on_start_();
   }
+  // The caller gets its processors back, or every thread and process that it
+  // starts from now on would share one of them.
+  cpu_set_t before;
+  const bool restore =
+      !cpus_.empty() && pthread_getaffinity_np(pthread_self(), sizeof before, &before) == 0;
+  pin(0);
   work_ = &work;
   if (size_ > 1) {
     {
@@ -93,6 +98,7 @@ void ThreadPool::run(const std::function<void(int)>& work) {
   }
   work(0);
   barrier();
+  if (restore) pthread_setaffinity_np(pthread_self(), sizeof before, &before);
 }
 
 void ThreadPool::barrier() {

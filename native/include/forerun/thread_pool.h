@@ -11,8 +11,8 @@
 namespace forerun {
 
 // Owns size() - 1 threads; the caller of run() is the remaining one, number 0.
-// Threads are pinned, each to one processor of the list, the caller at its
-// first run. Not for concurrent run() calls.
+// Threads are pinned, each to one processor of the list, the caller as long as
+// run() takes. Not for concurrent run() calls.
 class ThreadPool {
  public:
   // `cpus` may be empty (no pinning) or hold at least `threads` processors.
