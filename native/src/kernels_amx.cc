@@ -26,12 +26,17 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {};
 };
 
+// GCC does not know that a tile instruction reads all of the memory at `p`, and
+// leaves out stores to it that nothing else would read.
+inline void see_memory(const void* p) { asm volatile("" : : "r"(p) : "memory"); }
+
 void thread_begin() {
   TileConfig config;
   for (int t = 0; t < 8; ++t) {
     config.bytes_per_row[t] = 64;
     config.rows[t] = kTileRows;
   }
+  see_memory(&config);
   _tile_loadconfig(&config);
 }
 
@@ -78,6 +83,8 @@ void tiles(const std::uint16_t* a, std::size_t lda, const std::uint16_t* b0,
     const std::size_t bytes = static_cast<std::size_t>(k - i) * kLanes * sizeof(std::uint16_t);
     std::memcpy(w[0], b0 + static_cast<std::size_t>(i) * kLanes, bytes);
     std::memcpy(w[1], b1 + static_cast<std::size_t>(i) * kLanes, bytes);
+    see_memory(x);
+    see_memory(w);
     step(x, x + kTileRows * kTileSteps, kTileSteps * sizeof(std::uint16_t), w[0], w[1]);
   }
   _tile_stored(0, y, kRowBytes);
