@@ -47,13 +47,15 @@ struct Simd {
     return _mm512_castsi512_ps(
         _mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
   }
+  // To the nearest bfloat16, ties to even; NaN stays NaN, in its upper half too.
   static F round_bf16(F x) {
     const I bits = _mm512_castps_si512(x);
     const I odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const I sum = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
     const I kept = _mm512_and_si512(sum, _mm512_set1_epi32(static_cast<int>(0xffff0000u)));
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    return _mm512_mask_mov_ps(_mm512_castsi512_ps(kept), nan, x);
+    const I quiet = _mm512_set1_epi32(0x00400000);
+    return _mm512_castsi512_ps(_mm512_mask_or_epi32(kept, nan, bits, quiet));
   }
 };
 
