@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Callable
 
 import pytest
@@ -20,6 +21,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 FULL = os.environ.get("FORERUN_EXACTNESS") == "full"
 QUESTIONS, TOKENS = (60, 128) if FULL else (6, 32)
 Start = Callable[[LocalOptions], str]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine no draft is late: what takes part must not depend on speed."""
+    monkeypatch.setenv("FORERUN_DRAFT_DRAFT_TIMEOUT_MS", "20000")
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
@@ -83,4 +90,4 @@ def test_a_draft_that_is_the_target_has_every_proposal_accepted() -> None:
     for answer in answers:
         drafted, accepted = answer.stats.drafted_by_depth, answer.stats.accepted_by_depth
         cut = [d - a for d, a in itertools.zip_longest(drafted, accepted, fillvalue=0)]
-        assert cut == sorted(cut) and set(cut) <= {0, 1}, answer.stats
+        assert re.fullmatch("0*1*0*", "".join(map(str, cut))), answer.stats
