@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +121,7 @@ class Security:
         Raises ValueError as `check` does, and RuntimeError where the address cannot be bound.
         """
         self.check(address)
+        _check_free(address)
         if self.certificate is not None and self.key is not None:
             credentials = grpc.ssl_server_credentials(
                 [(self.key, self.certificate)], self.ca, require_client_auth=self.ca is not None
@@ -130,6 +132,20 @@ class Security:
         if address.startswith(("unix:", "unix-abstract:")):
             return address
         return f"{address.rpartition(':')[0]}:{port}"
+
+
+def _check_free(address: str) -> None:
+    """Raises RuntimeError where a server listens on the Unix socket already: gRPC would put its own
+    socket in that one's place, and leave the server there without callers."""
+    if not address.startswith("unix:"):
+        return
+    path = address.removeprefix("unix:")
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path.removeprefix("//"))
+        except OSError:
+            return  # nobody there; what is wrong with the path otherwise is gRPC's to tell
+    raise RuntimeError(f"{address} is taken: another server listens there")
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):

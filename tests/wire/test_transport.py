@@ -1,18 +1,20 @@
-"""gRPC options: those that gRPC knows, and connections that live while nothing is said."""
+"""Options that gRPC knows, connections that live while nothing is said, and addresses in use."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
 import grpc
+import pytest
 from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
 from draft_server.app import RECONNECT_OPTIONS
 from forerun.client import connection
-from forerun.transport import Options, channel_options, server_options
+from forerun.transport import Options, Security, channel_options, server_options
 
 SPEED = 30  # gRPC pings once a second at most
 
@@ -48,6 +50,24 @@ async def test_a_stream_on_which_nothing_is_said_stays_open(tmp_path: Path) -> N
     finally:
         await channel.close()
         await server.stop(None)
+
+
+async def test_a_unix_socket_is_not_taken_from_a_server_that_listens(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/socket"
+    first = grpc.aio.server()
+    assert Security().bind(first, address) == address
+    await first.start()
+    with pytest.raises(RuntimeError, match="is taken"):
+        Security().bind(grpc.aio.server(), address)
+    await first.stop(None)
+    # What a server that was killed left behind is in nobody's way.
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(f"{tmp_path}/left")
+    left.close()
+    second = grpc.aio.server()
+    Security().bind(second, f"unix:{tmp_path}/left")
+    await second.start()
+    await second.stop(None)
 
 
 def _faster(options: Options) -> Options:
