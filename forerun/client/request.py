@@ -76,7 +76,7 @@ def generate_request(
     request = generate_pb2.GenerateRequest()
     _set_prompt(request, prompt, given.pop("messages", None), given.pop("token_ids", None))
     stop = given.pop("stop", ())
-    request.stop.extend([stop] if isinstance(stop, str) else stop)
+    _merge(request, "stop", [stop] if isinstance(stop, str) else stop)
     for name in _PLAIN_FIELDS:
         if name in given:
             _merge(request, name, given.pop(name))
@@ -92,7 +92,9 @@ def tokenize_request(text: str | None, messages: Messages | None) -> generate_pb
     _require_one(text=text, messages=messages)
     if messages is not None:
         return generate_pb2.TokenizeRequest(conversation=_conversation(messages))
-    return generate_pb2.TokenizeRequest(text=text or "")
+    request = generate_pb2.TokenizeRequest()
+    _merge(request, "text", text)
+    return request
 
 
 def detokenize_request(
@@ -112,7 +114,7 @@ def _set_prompt(
 ) -> None:
     _require_one(prompt=prompt, messages=messages, token_ids=token_ids)
     if prompt is not None:
-        request.text = prompt
+        _merge(request, "text", prompt)
     elif messages is not None:
         request.conversation.CopyFrom(_conversation(messages))
     elif token_ids is not None:
@@ -134,7 +136,9 @@ def _conversation(messages: Messages) -> generate_pb2.Conversation:
             raise InvalidArgument.for_field(
                 f"messages[{index}]", f"has {sorted(message)}; it must have role and content alone"
             )
-        conversation.messages.add(role=message["role"], content=message["content"])
+        conversation.messages.add()
+        for name in ("role", "content"):
+            _merge(conversation.messages[index], name, message[name], f"messages[{index}].{name}")
     return conversation
 
 

@@ -128,6 +128,9 @@ def test_arguments_that_make_no_request_are_refused(client: Client) -> None:
         ({"token_ids": [1, -1]}, "token_ids"),
         ({"token_ids": [2**32]}, "token_ids"),
         ({"prompt": "hi", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": "\ud800"}, "text"),
+        ({"prompt": "hi", "stop": ["a", "\ud800"]}, "stop"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
         ({"messages": [{"role": "user"}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": "", "name": ""}]}, "messages[0]"),
     ]:
