@@ -44,6 +44,14 @@ def read_bandwidth(threads: int, gigabytes: float = 0.25, repeats: int = 8) -> f
 
 
 def pinned_cpus(threads: int) -> list[int]:
-    """One processor a thread, a core each first; none where the process may use fewer."""
+    """One processor a thread, a core each first.
+
+    Raises ValueError where the process may use fewer: threads that wait for each other at every
+    layer would then wait for their turn on a processor.
+    """
     cpus = pinning_order()
-    return list(cpus[:threads]) if len(cpus) >= threads else []
+    if threads > len(cpus):
+        raise ValueError(
+            f"threads is {threads}, but this process may use {len(cpus)} CPUs; ask for at most that"
+        )
+    return list(cpus[:threads])

@@ -90,3 +90,8 @@ def test_the_caller_of_a_pinned_pool_gets_its_processors_back() -> None:
     before = os.sched_getaffinity(0)
     read_bandwidth(len(before), gigabytes=0.01, repeats=1)
     assert os.sched_getaffinity(0) == before
+
+
+def test_more_threads_than_processors_are_refused() -> None:
+    with pytest.raises(ValueError, match="threads is 1000, but this process may use"):
+        read_bandwidth(1000)
