@@ -11,10 +11,10 @@ NATIVE := CMakeLists.txt $(shell find native -type f -not -path 'native/tests/*'
 CXX_FILES := $(shell find native -name '*.cc' -o -name '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test exactness lint format stubs bench clean
+.PHONY: help setup demo test test-amx exactness lint format stubs bench clean
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
 setup: $(VENV)/.serve ## Create .venv with what serving needs, and build the native module
 
@@ -26,6 +26,12 @@ test: $(VENV)/.dev lint ## Run lint and the whole test suite
 
 exactness: $(VENV)/.dev ## Compare 60 questions x 128 tokens in every setting (half an hour)
 	@FORERUN_EXACTNESS=full $(BIN)/python -m pytest tests/e2e/test_exactness.py
+
+test-amx: $(VENV)/.build ## Run every vector kernel, on an emulated processor if need be
+	@$(BIN)/cmake -S . -B build/native-tests -G Ninja -DFORERUN_NATIVE_TESTS=ON \
+	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja >/dev/null
+	@$(BIN)/cmake --build build/native-tests --target kernel_test -- --quiet
+	@tests/native/amx/test.sh build/native-tests/native/tests/kernel_test
 
 lint: $(VENV)/.dev ## Check style, types, C++ format and the .proto files
 	@$(BIN)/ruff check
