@@ -162,15 +162,12 @@ void tile_rows(int rows, int blocks, Tile<typename Block::T> t) {
   for (; blocks > 0; --blocks, ++t.b, t.c += kLanes) tile<Block, MR, 1>(t);
 }
 
-// Calls f(first, count) for tiles of nearly equal size: 8 rows are 4 + 4, not 6 + 2.
+// Calls f(first, count) for tiles of rows, all full but the last: a full tile has
+// the accumulators that hide the latency of an FMA, and 6 + 2 rows are faster than
+// 4 + 4.
 template <class Function>
 void for_row_tiles(int rows, int max_rows, Function f) {
-  const int tiles = (rows + max_rows - 1) / max_rows;
-  for (int t = 0, first = 0; t < tiles; ++t) {
-    const int count = rows / tiles + (t < rows % tiles ? 1 : 0);
-    f(first, count);
-    first += count;
-  }
+  for (int first = 0; first < rows; first += max_rows) f(first, std::min(max_rows, rows - first));
 }
 
 template <class Block>
@@ -216,7 +213,10 @@ inline void softmax(Softmax& s) {
   for (int i = 0; i < s.hidden && i < s.n; ++i) s.s[i] = -std::numeric_limits<float>::infinity();
   s.max = max;
   s.sum = 0;
-  if (s.hidden >= s.n) return;
+  if (s.hidden >= s.n) {
+    std::fill(s.s, s.s + s.n, 0.0f);
+    return;
+  }
   // Lanes follow the position; the sum of lanes is taken in one order.
   const F shift = Simd::set1(max);
   F sum = Simd::zero();
