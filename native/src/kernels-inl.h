@@ -202,6 +202,15 @@ void value_rows(const ValueRows& v) {
   }
 }
 
+// The sum of all lanes, taken from the first to the last.
+inline float sum_lanes(F x) {
+  alignas(64) float lanes[kWidth];
+  Simd::store(lanes, x);
+  float total = 0;
+  for (const float lane : lanes) total += lane;
+  return total;
+}
+
 inline void softmax(Softmax& s) {
   float max = -std::numeric_limits<float>::infinity();
   for (int i = s.hidden; i < s.n; ++i) {
@@ -236,9 +245,7 @@ inline void softmax(Softmax& s) {
     sum = Simd::add(sum, e);
     for (int j = 0; i + j < s.n; ++j) s.s[i + j] = rest[j];
   }
-  alignas(64) float lanes[kWidth];
-  Simd::store(lanes, sum);
-  for (int j = 0; j < kWidth; ++j) s.sum += lanes[j];
+  s.sum = sum_lanes(sum);
 }
 
 inline void rms_norm(const float* x, const float* weight, int n, float eps, float* out) {
@@ -247,11 +254,7 @@ inline void rms_norm(const float* x, const float* weight, int n, float eps, floa
     const F value = Simd::load(x + i);
     sum = Simd::fmadd(value, value, sum);
   }
-  alignas(64) float lanes[kWidth];
-  Simd::store(lanes, sum);
-  float total = 0;
-  for (int j = 0; j < kWidth; ++j) total += lanes[j];
-  const F scale = Simd::set1(1.0f / std::sqrt(total / static_cast<float>(n) + eps));
+  const F scale = Simd::set1(1.0f / std::sqrt(sum_lanes(sum) / static_cast<float>(n) + eps));
   for (int i = 0; i < n; i += kWidth) {
     Simd::store(out + i, Simd::mul(Simd::mul(Simd::load(x + i), scale), Simd::load(weight + i)));
   }
