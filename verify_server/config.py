@@ -34,6 +34,12 @@ class VerifyConfig(Settings):
     threads: int = setting(0, "threads of the engine; 0: one a physical core", int, minimum=0)
     page_size: int = setting(32, "tokens in a page of the KV cache", int, minimum=1)
     kv_tokens: int = setting(32768, "tokens that the KV cache holds", int, minimum=1)
+    prefix_cache_bytes: int | None = setting(
+        None,
+        "bytes of the KV cache kept for prompts that begin alike; 0: none, not given: what is free",
+        int,
+        minimum=0,
+    )
     max_context: int = setting(
         8192, "prompt and output tokens of a session at most", int, minimum=2
     )

@@ -95,6 +95,7 @@ class KvState:
     cached_len: int
     pages_held: int
     pages_free: int
+    pages_cached: int
 
 
 @dataclass(frozen=True, slots=True)

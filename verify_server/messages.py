@@ -145,6 +145,7 @@ def _kv(kv: KvState) -> pb.KvState:
         cached_len=kv.cached_len,
         pages_held=kv.pages_held,
         pages_free=kv.pages_free,
+        pages_cached=kv.pages_cached,
     )
 
 

@@ -36,6 +36,14 @@ class Metrics:
         self._plain_steps = self._counter("plain_steps", "Steps of plain decoding.")
         self._stale = self._counter("stale_trees", "Trees dropped, never applied.", "reason")
         self._preemptions = self._counter("preemptions", "Sessions that had to give pages back.")
+        self._prefix_hits = self._counter("prefix_hits", "Look-ups that found KV of a prompt.")
+        self._prefix_hit_tokens = self._counter(
+            "prefix_hit_tokens", "Prompt tokens whose KV was found, not computed."
+        )
+        self._prefix_evictions = self._counter(
+            "prefix_evictions", "Cached pages given up, for room or for the limit."
+        )
+        self._evicted = 0
         self._finished = self._counter("finished", "Sessions that finished.", "reason")
         self._errors = self._counter("errors", "Sessions that ended by an error.", "reason")
         self._rows = self._counter("rows", "Rows computed.", "kind")
@@ -79,11 +87,21 @@ class Metrics:
         self._rows.labels("decode").inc(decode_rows)
         self._rows.labels("prefill").inc(prefill_rows)
 
-    def set_load(self, sessions: dict[Phase, int], pages_free: int, pages_total: int) -> None:
+    def record_prefix_hit(self, tokens: int) -> None:
+        self._prefix_hits.inc()
+        self._prefix_hit_tokens.inc(tokens)
+
+    def set_load(self, sessions: dict[Phase, int]) -> None:
         for phase in Phase:
             self._sessions.labels(phase.value).set(sessions.get(phase, 0))
-        self._pages.labels("free").set(pages_free)
-        self._pages.labels("held").set(pages_total - pages_free)
+
+    def set_pages(self, *, total: int, free: int, cached: int, evicted: int) -> None:
+        """evicted: how many there were since the start; pages in all."""
+        self._pages.labels("free").set(free)
+        self._pages.labels("cached").set(cached)
+        self._pages.labels("held").set(total - free - cached)
+        self._prefix_evictions.inc(evicted - self._evicted)
+        self._evicted = evicted
 
     def value(self, name: str, **labels: str) -> float:
         """The value of `forerun_verify_<name>`, 0 where it was never counted."""

@@ -19,12 +19,18 @@ class Residency:
     turns: who had one last stands at the end."""
 
     def __init__(
-        self, engine: TargetEngine, tree_rows: int, on_evict: Callable[[Session], None]
+        self,
+        engine: TargetEngine,
+        tree_rows: int,
+        on_evict: Callable[[Session], None],
+        on_reuse: Callable[[int], None],
     ) -> None:
-        """tree_rows: slots beside the prompt that a session needs to be let in."""
+        """tree_rows: slots beside the prompt that a session needs to be let in. on_reuse: called
+        with the tokens whose KV a session that was let in took from the prefix cache."""
         self._engine = engine
         self._tree_rows = tree_rows
         self._on_evict = on_evict
+        self._on_reuse = on_reuse
         self.waiting: list[Session] = []
         self.residents: list[Session] = []
 
@@ -38,6 +44,8 @@ class Residency:
         while self.waiting:
             session = self.waiting[0]
             sequence = self._engine.open()
+            # First, lest the room is made by giving up the very pages that would be taken.
+            reused = self._engine.reuse(sequence, session.committed[: session.reusable_len])
             if not self._engine.reserve(sequence, self._slots(session)):
                 self._engine.release(sequence)
                 return
@@ -45,6 +53,15 @@ class Residency:
             session.sequence = sequence
             session.phase = Phase.PREFILLING
             self.residents.append(session)
+            if reused:
+                self._on_reuse(reused)
+
+    def reuse(self, session: Session) -> None:
+        """Takes what others have computed of a prompt since its session was let in."""
+        assert session.sequence is not None
+        tokens = session.committed[: session.reusable_len]
+        if reused := self._engine.reuse(session.sequence, tokens):
+            self._on_reuse(reused)
 
     def keep_reserved(self, session: Session) -> None:
         """Takes back the pages of a prompt's rest, which the commit of its first rows freed."""

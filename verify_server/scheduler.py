@@ -75,7 +75,9 @@ class Scheduler:
         self._config = config
         self._clock_ns = clock_ns
         self._sessions: dict[tuple[int, int], Session] = {}
-        self._residency = Residency(engine, config.draft_nodes + 1, self._evicted)
+        self._residency = Residency(
+            engine, config.draft_nodes + 1, self._evicted, self.metrics.record_prefix_hit
+        )
         self._judge = Judge(engine, config, self._residency, self.metrics)
         self._output: StepOutput = {}
         self._refusal: ForerunError | None = None
@@ -125,7 +127,13 @@ class Scheduler:
                 self._finish(session, reason)
             self._residency.admit()
         phases = Counter(session.phase for session in self._sessions.values())
-        self.metrics.set_load(phases, self._engine.pages_free, self._engine.info.pages_total)
+        self.metrics.set_load(phases)
+        self.metrics.set_pages(
+            total=self._engine.info.pages_total,
+            free=self._engine.pages_free,
+            cached=self._engine.pages_cached,
+            evicted=self._engine.pages_evicted,
+        )
         output, self._output = self._output, {}
         return output
 

@@ -88,6 +88,14 @@ class Session:
         return max(self.prompt_len, len(self.committed) - 1)
 
     @property
+    def reusable_len(self) -> int:
+        """First committed tokens whose KV may come from a prefix cache: not the last one before
+        decoding, since its row says what is next, and not those whose hidden states are owed."""
+        if self.taps and self.round == 0:
+            return min(self.prompt_hidden_sent, self.prefill_len - 1)
+        return self.prefill_len - 1
+
+    @property
     def ready_ns(self) -> int:
         """When a decoding session can take its next step."""
         return self.tree_received_ns if self.tree else self.due_ns

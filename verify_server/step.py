@@ -72,6 +72,7 @@ def pack(
     for session in [s for s in residents if s.phase is Phase.PREFILLING]:
         if room == 0:
             break
+        residency.reuse(session)
         count = min(room, _uncached(session))
         step.add(session, _prompt_rows(session, count), None)
         residency.to_back(session)

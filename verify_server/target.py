@@ -70,6 +70,7 @@ def load_target(config: VerifyConfig) -> Target:
             dtype=config.dtype,
             page_size=config.page_size,
             kv_tokens=config.kv_tokens,
+            prefix_cache_bytes=config.prefix_cache_bytes,
             threads=config.threads or None,
             max_rows=config.max_rows,
             max_context=config.max_context,

@@ -85,11 +85,10 @@ class Judge:
             else:
                 ruling, stays = _rule_round(session, tree, out)
             rulings.append(ruling)
-            if ruling.reason is None:
-                kept.append((session.sequence, stays))
-            else:
-                self._engine.release(session.sequence)
+            kept.append((session.sequence, stays))
         self._engine.commit(kept)
+        for ruling in rulings:
+            self._keep_for_others(ruling)
         self._move_on(rulings)
         ended = [(ruling.session, ruling.reason) for ruling in rulings if ruling.reason is not None]
         decoding = sum(s.phase is Phase.DECODING for s in self._residency.residents)
@@ -107,6 +106,14 @@ class Judge:
             prefill_rows=step.count(prefill=True),
         )
         return ended
+
+    def _keep_for_others(self, ruling: _Ruling) -> None:
+        """Shares the pages that are full of committed tokens; frees those of an ended session."""
+        session = ruling.session
+        assert session.sequence is not None
+        self._engine.share(session.sequence, session.committed)
+        if ruling.reason is not None:
+            self._engine.release(session.sequence)
 
     def _move_on(self, rulings: list[_Ruling]) -> None:
         """Sessions whose committed tokens are cached go on to decoding."""
@@ -195,6 +202,7 @@ class Judge:
             cached_len=session.sequence.length if held else 0,
             pages_held=len(session.sequence.pages) if held else 0,
             pages_free=self._engine.pages_free,
+            pages_cached=self._engine.pages_cached,
         )
 
 
@@ -217,14 +225,14 @@ def _rule_prompt(session: Session, count: int, out: RowsOut) -> tuple[_Ruling, i
 
 def _rule_round(session: Session, tree: Tree, out: RowsOut) -> tuple[_Ruling, list[int]]:
     accepted, bonus = verify_greedy(tree, out.predictions.tolist())
-    stays = [0, *accepted]
     root_position = len(session.committed) - 1
     block = [*(tree.token_ids[node] for node in accepted), bonus]
     emitted, reason = session.emit(block)
     accepted = accepted[:emitted]
+    stays = [0, *accepted]
     hidden = None
     if out.hidden is not None:
-        hidden = _hidden(session, root_position, out.hidden[[0, *accepted]])
+        hidden = _hidden(session, root_position, out.hidden[stays])
     return _Ruling(session, tree, accepted, block, emitted, reason, hidden), stays
 
 

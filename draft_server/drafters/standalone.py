@@ -97,10 +97,12 @@ class StandaloneDrafter:
 
     def warm(self) -> bool:
         for state in self._states.values():
+            if len(state.committed) > self._max_context:
+                continue
+            self._start(state)
             left = state.prompt_length - 1 - len(state.cached)
-            if left > 0 and len(state.committed) <= self._max_context:
-                if self._feed_prefix(state, min(self._chunk, left)):
-                    return True
+            if left > 0 and self._feed_prefix(state, min(self._chunk, left)):
+                return True
         return False
 
     def close(self, state: StandaloneState) -> None:
@@ -123,6 +125,7 @@ class StandaloneDrafter:
             self._engine.truncate(sequence, settled)
         del state.cached[settled:]
         state.settled = settled
+        self._engine.share(sequence, state.cached)
 
     def _admit(self, batch: Sequence[tuple[StandaloneState, Budget]]) -> list[_Chain]:
         """The sessions that can draft now, those that miss the least first; for the others, the
@@ -141,6 +144,7 @@ class StandaloneDrafter:
                 state.fallback = "draft_context"
                 self._release(state)
                 continue
+            self._start(state)
             if state.missing > min(room, self._chunk):
                 state.fallback = "catch_up"
                 rows = min(room, self._chunk, state.missing - 1)
@@ -152,6 +156,13 @@ class StandaloneDrafter:
                 chains.append(_Chain(state, sequence, depth))
                 room -= state.missing
         return chains
+
+    def _start(self, state: StandaloneState) -> None:
+        """Gives a session its sequence, with what other sessions have cached of its tokens."""
+        if state.sequence is None:
+            state.sequence = self._engine.open()
+            state.settled = self._engine.reuse(state.sequence, state.committed[:-1])
+            state.cached = state.committed[: state.settled]
 
     def _feed_prefix(self, state: StandaloneState, rows: int) -> bool:
         """Feeds the next `rows` committed tokens, if there is room for their KV."""
@@ -212,8 +223,7 @@ class StandaloneDrafter:
 
     def _room(self, state: StandaloneState, length: int) -> KvSequence | None:
         """The sequence with pages for `length` tokens, or None (and the reason noted)."""
-        if state.sequence is None:
-            state.sequence = self._engine.open()
+        assert state.sequence is not None
         if self._engine.reserve(state.sequence, length):
             return state.sequence
         state.fallback = "draft_kv_full"

@@ -19,7 +19,8 @@ class EngineConfig:
     is what the model was made for, as far as the pool can hold it. threads: None is one a physical
     core that the process may use. isa: level of the kernels; None is FORERUN_ISA or the best.
     vocab_size: ids from here on are never predicted (padding rows of the embedding); None is all
-    rows. pin: whether each thread is bound to a processor.
+    rows. pin: whether each thread is bound to a processor. prefix_cache_bytes: KV of the pool that
+    is kept for prompts that begin alike while no sequence holds it; None is what is free, 0 none.
 
     Raises ValueError for a value out of range.
     """
@@ -33,6 +34,7 @@ class EngineConfig:
     isa: str | None = None
     vocab_size: int | None = None
     pin: bool = True
+    prefix_cache_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -41,6 +43,10 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
+        if self.prefix_cache_bytes is not None and self.prefix_cache_bytes < 0:
+            raise ValueError(
+                f"prefix_cache_bytes is {self.prefix_cache_bytes}; it must be at least 0"
+            )
         if self.kv_tokens < self.page_size:
             raise ValueError(
                 f"kv_tokens is {self.kv_tokens}; it must hold one page of {self.page_size} tokens"

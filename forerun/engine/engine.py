@@ -18,7 +18,7 @@ from forerun.engine.isa import isa_report, pinned_cpus
 from forerun.engine.pages import PagePool
 from forerun.engine.weights import Progress, load_model, rotations
 from forerun.hardware import default_threads
-from forerun.models import Checkpoint
+from forerun.models import Checkpoint, ModelConfig
 
 
 class Engine:
@@ -27,10 +27,11 @@ class Engine:
     Everything but `info` is called from one thread.
     """
 
-    def __init__(self, native: _native.Engine, info: EngineInfo) -> None:
+    def __init__(self, native: _native.Engine, info: EngineInfo, cache_pages: int) -> None:
+        """cache_pages: see PagePool."""
         self._native = native
         self._info = info
-        self._pool = PagePool(info.pages_total, info.page_size)
+        self._pool = PagePool(info.pages_total, info.page_size, cache_pages)
         self._new_rows: dict[Sequence, int] = {}
 
     @classmethod
@@ -77,7 +78,7 @@ class Engine:
             hidden_size=model_config.hidden_size,
             num_layers=model_config.num_layers,
         )
-        return cls(native, info)
+        return cls(native, info, _cache_pages(config, model_config, pages))
 
     @property
     def info(self) -> EngineInfo:
@@ -87,11 +88,25 @@ class Engine:
     def pages_free(self) -> int:
         return self._pool.free
 
+    @property
+    def pages_cached(self) -> int:
+        return self._pool.cached
+
+    @property
+    def pages_evicted(self) -> int:
+        return self._pool.evicted
+
     def open(self) -> Sequence:
         return Sequence()
 
     def reserve(self, sequence: Sequence, length: int) -> bool:
         return self._pool.grow(sequence, length)
+
+    def reuse(self, sequence: Sequence, token_ids: SequenceOf[int]) -> int:
+        return self._pool.reuse(sequence, token_ids)
+
+    def share(self, sequence: Sequence, token_ids: SequenceOf[int]) -> None:
+        self._pool.share(sequence, token_ids)
 
     def forward(self, batch: SequenceOf[Rows]) -> list[RowsOut]:
         """Raises ValueError for a batch out of limits, or rows without reserved pages."""
@@ -147,12 +162,12 @@ class Engine:
             self._pool.shrink(sequence, sequence.length)
 
     def truncate(self, sequence: Sequence, length: int) -> None:
-        """Raises ValueError for a length beyond what is cached."""
+        """Raises ValueError for a length beyond what is cached, or inside a shared page."""
         if not 0 <= length <= sequence.length:
             raise ValueError(f"length is {length}; it must be 0 to {sequence.length}")
+        self._pool.shrink(sequence, length)
         sequence.length = length
         self._new_rows.pop(sequence, None)
-        self._pool.shrink(sequence, length)
 
     def release(self, sequence: Sequence) -> None:
         self.truncate(sequence, 0)
@@ -166,6 +181,15 @@ class Engine:
         """Fills the free pages with NaN: whatever a test then finds was read from a stale slot."""
         for page in self._pool.free_pages():
             self._native.poison(page)
+
+
+def _cache_pages(config: EngineConfig, model: ModelConfig, pages: int) -> int:
+    """Pages of the pool that may be kept while nobody holds them."""
+    if config.prefix_cache_bytes is None:
+        return pages
+    element_bytes = 2 if config.dtype == "bfloat16" else 4
+    token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * element_bytes
+    return min(pages, config.prefix_cache_bytes // (token_bytes * config.page_size))
 
 
 def _predicted(rows: Rows) -> int:

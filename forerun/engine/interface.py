@@ -42,10 +42,15 @@ class EngineInfo:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence's cache: the KV of `length` tokens, in `pages` (page numbers, in order)."""
+    """One sequence's cache: the KV of `length` tokens, in `pages` (page numbers, in order).
+
+    keys: names of its first pages, by content, as far as others may read them: these are full, and
+    never written to again.
+    """
 
     length: int = 0
     pages: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -81,7 +86,18 @@ class TargetEngine(Protocol):
 
     @property
     def pages_free(self) -> int:
-        """Pages of the pool that no sequence holds."""
+        """Pages of the pool that no sequence holds, and that are not cached either."""
+        ...
+
+    @property
+    def pages_cached(self) -> int:
+        """Pages that no sequence holds, kept for prompts that begin alike until `reserve` needs
+        them. Free, cached and held pages together are info.pages_total."""
+        ...
+
+    @property
+    def pages_evicted(self) -> int:
+        """How often a cached page was given up, since the start."""
         ...
 
     def open(self) -> Sequence:
@@ -90,6 +106,18 @@ class TargetEngine(Protocol):
 
     def reserve(self, sequence: Sequence, length: int) -> bool:
         """Holds pages for `length` tokens; False (and nothing changed) when the pool cannot."""
+        ...
+
+    def reuse(self, sequence: Sequence, token_ids: SequenceOf[int]) -> int:
+        """Takes the KV of a sequence's next tokens from pages that `share` has made known, page by
+        page as far as there are any. token_ids: its tokens from the first one on, as far as they
+        may come from there. Returns how many tokens `length` has grown by."""
+        ...
+
+    def share(self, sequence: Sequence, token_ids: SequenceOf[int]) -> None:
+        """Makes the full pages of a sequence known to `reuse`. token_ids: its tokens from the first
+        one on, at least `length` of them. They are verified: `truncate` may not cut them again but
+        at the edge of a page."""
         ...
 
     def forward(self, batch: SequenceOf[Rows]) -> list[RowsOut]:

@@ -619,6 +619,7 @@ class KvState(_message.Message):
     CACHED_LEN_FIELD_NUMBER: _builtins.int
     PAGES_HELD_FIELD_NUMBER: _builtins.int
     PAGES_FREE_FIELD_NUMBER: _builtins.int
+    PAGES_CACHED_FIELD_NUMBER: _builtins.int
     committed_len: _builtins.int
     """Prompt and output tokens that are final."""
     cached_len: _builtins.int
@@ -626,7 +627,11 @@ class KvState(_message.Message):
     pages_held: _builtins.int
     """Pages that the session holds."""
     pages_free: _builtins.int
-    """Pages that are free in the pool."""
+    """Pages of the pool that are free."""
+    pages_cached: _builtins.int
+    """Pages of the pool that no session holds, kept for prompts that begin alike
+    until there is need of room.
+    """
     def __init__(
         self,
         *,
@@ -634,10 +639,11 @@ class KvState(_message.Message):
         cached_len: _builtins.int = ...,
         pages_held: _builtins.int = ...,
         pages_free: _builtins.int = ...,
+        pages_cached: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_len", b"cached_len", "committed_len", b"committed_len", "pages_free", b"pages_free", "pages_held", b"pages_held"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_len", b"cached_len", "committed_len", b"committed_len", "pages_cached", b"pages_cached", "pages_free", b"pages_free", "pages_held", b"pages_held"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -15,7 +15,7 @@ import pytest
 
 from forerun.tree import Tree
 from forerun.v1 import verify_pb2 as pb
-from tests.fixtures.engines import base, tiny_engine
+from tests.fixtures.engines import base, empty, tiny_engine
 from tests.fixtures.scripted_draft import ScriptedDraft
 from tests.fixtures.stepping import Seen, Stepping
 from tests.fixtures.tiny import shared_checkpoint
@@ -57,7 +57,27 @@ def test_trees_preemption_and_chunks_change_no_token(dtype: str, page_size: int)
         assert stepping.seen[number].tokens == truth
     assert stepping.metrics.value("preemptions_total") > 0
     assert stepping.metrics.value("accepted_total") > 0
-    assert engine.pages_free == engine.info.pages_total
+    assert stepping.metrics.value("prefix_hits_total") > 0, "those who come back find their pages"
+    empty(engine)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_prompt_that_is_known_gives_the_same_ids_and_verdicts(dtype: str) -> None:
+    engine = tiny_engine(dtype=dtype, page_size=16, kv_tokens=4096, max_rows=128)
+    prompt = [(7 * n + n // 9) % 256 for n in range(512)]
+    truth = base(engine, prompt, MAX_TOKENS)
+    runs = []
+    for _ in range(2):
+        rng = random.Random(3)
+        stepping = Stepping(engine, prefill_chunk=64)
+        seen = stepping.open(1, prompt, MAX_TOKENS, drafting=True)
+        stepping.run(lambda seen, rng=rng: mixed_tree(rng, seen, truth, 256))  # type: ignore[misc]
+        assert seen.tokens == truth
+        rows = stepping.metrics.value("rows_total", kind="prefill")
+        runs.append((rows, [v.accepted_nodes for v in seen.verdicts]))
+    assert [rows for rows, _ in runs] == [512, 16]
+    assert runs[0][1] == runs[1][1]
+    empty(engine)
 
 
 def test_hidden_states_of_accepted_rows_are_those_of_a_prefill() -> None:

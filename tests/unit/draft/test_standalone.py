@@ -160,6 +160,32 @@ def test_without_room_for_its_kv_it_proposes_nothing_and_recovers() -> None:
     assert engine.pages_free == engine.info.pages_total
 
 
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_prompt_that_is_known_is_not_computed_again(warm: bool) -> None:
+    drafter, engine = drafter_of(page_size=4, cache_pages=400, chunk=8)
+    prompt = list(range(30))
+
+    def rows_of(prompt: list[int]) -> int:
+        engine.forwards.clear()
+        state = drafter.open(prompt)
+        while warm and drafter.warm():
+            pass
+        while not (tree := draft(drafter, state, Budget(4, 4))).num_nodes:
+            assert state.fallback == "catch_up"
+        assert list(tree.token_ids[1:]) == target_says(prompt, 4)
+        drafter.advance(state, [*tree.token_ids[1:3], 7])
+        assert list(draft(drafter, state, Budget(4, 4)).token_ids[1:]) == target_says(
+            state.committed, 4
+        )
+        drafter.close(state)
+        assert engine.pages_free + engine.pages_cached == engine.info.pages_total
+        return sum(len(rows.token_ids) for forward in engine.forwards for rows in forward)
+
+    first = rows_of(prompt)
+    assert rows_of(prompt) == first - 28
+    assert rows_of([*prompt[:10], *prompt]) == first + 10 - 8
+
+
 def test_goes_on_as_a_fresh_one_after_a_failed_forward() -> None:
     drafter, engine = drafter_of()
     state = drafter.open(PROMPT)

@@ -201,7 +201,7 @@ def test_hidden_states_are_sent_once_though_the_prompt_is_computed_twice() -> No
 def residents(engine: ScriptedTarget, count: int) -> tuple[Residency, list[Session]]:
     """Sessions 1, 2, … on one page each, in a pool that they fill."""
     admission = Admission(engine.info, VerifyConfig(), vocab_size=VOCAB, eos_ids=())
-    residency = Residency(engine, 1, lambda session: session.yield_pages())
+    residency = Residency(engine, 1, lambda session: session.yield_pages(), lambda tokens: None)
     sessions = [admission.session(OpenSession(1, n + 1, [n], 9)) for n in range(count)]
     for session in sessions:
         residency.enter(session)
