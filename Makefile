@@ -11,7 +11,7 @@ NATIVE := CMakeLists.txt $(shell find native -type f -not -path 'native/tests/*'
 CXX_FILES := $(shell find native -name '*.cc' -o -name '*.h')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-amx exactness lint format stubs bench clean
+.PHONY: help setup demo test test-amx exactness lint format stubs bench compare clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +50,9 @@ stubs: $(VENV)/.dev ## Generate forerun/v1 from proto/
 
 bench: $(VENV)/.serve ## Measure the engine on this machine
 	@$(BIN)/forerun bench engine
+
+compare: $(VENV)/.serve ## Measure forerun next to other engines; the first time installs them
+	@$(BIN)/python -m benchmarks.compare
 
 clean: ## Remove .venv and everything that was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

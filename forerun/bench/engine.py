@@ -74,7 +74,7 @@ def measure(engine: Engine, plan: Plan, progress: Callable[[int, int], None]) ->
 
     def context(length: int) -> Sequence:
         sequence = engine.open()
-        _prefill(engine, sequence, tokens(length), plan.prefill_chunk)
+        prefill(engine, sequence, tokens(length), plan.prefill_chunk)
         return sequence
 
     sessions = [context(plan.contexts[0]) for _ in range(max(plan.sessions))]
@@ -90,19 +90,19 @@ def measure(engine: Engine, plan: Plan, progress: Callable[[int, int], None]) ->
         rows = [Rows(trees[length], tokens(nodes), parents, "all")]
         return Samples(lambda: _forget(engine, rows))
 
-    def prefill(length: int) -> Samples:
+    def prefills_of(length: int) -> Samples:
         prompt = tokens(length)
 
         def run() -> None:
             sequence = engine.open()
-            _prefill(engine, sequence, prompt, plan.prefill_chunk)
+            prefill(engine, sequence, prompt, plan.prefill_chunk)
             engine.release(sequence)
 
         return Samples(run)
 
     decodes = {count: decode(count) for count in plan.sessions}
     verifies = {c: {n: verify(c, n) for n in plan.nodes} for c in plan.contexts}
-    prefills = {length: prefill(length) for length in plan.prefills}
+    prefills = {length: prefills_of(length) for length in plan.prefills}
     steps = [*decodes.values(), *(s for by in verifies.values() for s in by.values())]
 
     bandwidths: list[float] = []
@@ -152,11 +152,20 @@ def _forget(engine: Engine, rows: list[Rows]) -> None:
     engine.commit([(row.sequence, 0) for row in rows])
 
 
-def _prefill(engine: Engine, sequence: Sequence, prompt: NDArray[np.int32], chunk: int) -> None:
+def prefill(
+    engine: Engine, sequence: Sequence, prompt: NDArray[np.int32], chunk: int
+) -> NDArray[np.int32]:
+    """Caches a prompt, `chunk` rows a forward; returns the token that follows it, int32 [1].
+
+    Raises ValueError where the pool has no room for it.
+    """
+    predictions = np.empty(0, np.int32)
     for start in range(0, len(prompt), chunk):
         part = prompt[start : start + chunk]
         if not engine.reserve(sequence, sequence.length + len(part)):
             raise ValueError("the KV pool is too small for the plan; raise kv_tokens")
         last = start + chunk >= len(prompt)
-        engine.forward([Rows(sequence, part, None, "last" if last else "none")])
+        [out] = engine.forward([Rows(sequence, part, None, "last" if last else "none")])
         engine.commit([(sequence, len(part))])
+        predictions = out.predictions
+    return predictions

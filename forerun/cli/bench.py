@@ -1,6 +1,7 @@
-"""`forerun bench`: measures forerun on this machine. Owns the arguments and the tables.
+"""`forerun bench`: measures forerun on this machine. Owns the arguments and what is started.
 
-Absolute times belong to one machine in one hour; the ratios within a run are what to compare.
+Absolute times belong to one machine in one hour; the ratios within a run are what to compare. The
+tables are in bench_report.py.
 """
 
 from __future__ import annotations
@@ -8,7 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from forerun.cli.errors import CommandError
+from forerun.cli.local import DRAFTS, DTYPES, LocalOptions, local_group
+
+if TYPE_CHECKING:
+    from forerun.v1 import verify_pb2
+
+DEFAULT_DRAFTS = ("none", "ngram")
+DEFAULT_CONCURRENCY = (1, 4, 16)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,23 +27,77 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engine = benches.add_parser(
         "engine", help="step times of the engine alone", description="Step times of the engine."
     )
-    engine.add_argument("--model", type=Path, help="folder or GGUF file; default: the embedded one")
-    engine.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    engine.add_argument("--threads", type=int, help="default: one a physical core")
+    _add_common_arguments(engine, rounds=15)
     engine.add_argument("--page-size", type=int, default=32, help="tokens in a KV page")
-    engine.add_argument("--rounds", type=int, default=15, help="timed steps of each kind")
     engine.add_argument("--quick", action="store_true", help="few kinds of steps, short contexts")
-    engine.add_argument("--json", action="store_true", help="print one JSON object")
+    e2e = benches.add_parser(
+        "e2e",
+        help="generations through both servers",
+        description="Generations through both servers, next to the engine's own steps.",
+    )
+    _add_common_arguments(e2e, rounds=5)
+    e2e.add_argument(
+        "--input",
+        type=Path,
+        metavar="PATH",
+        help="file of prompts, one JSON object a line, as for forerun generate; default: 16 texts",
+    )
+    e2e.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of each stream")
+    e2e.add_argument(
+        "--concurrency",
+        type=_counts,
+        default=DEFAULT_CONCURRENCY,
+        metavar="N,...",
+        help="numbers of streams at once; default: 1,4,16",
+    )
+    e2e.add_argument(
+        "--drafts",
+        type=_drafts,
+        metavar="NAME,...",
+        help=f"of {', '.join(DRAFTS)}; default: none,ngram, with --draft-model standalone as well",
+    )
+    e2e.add_argument("--draft-model", type=Path, metavar="PATH", help="for standalone")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measures and prints."""
-    report = _measure_engine(args)
+    from forerun.cli import bench_report
+
+    if args.rounds < 1:
+        raise CommandError(f"--rounds is {args.rounds}; it must be at least 1")
+    measure, show = {
+        "engine": (_measure_engine, bench_report.print_engine),
+        "e2e": (_measure_e2e, bench_report.print_e2e),
+    }[args.bench]
+    report = measure(args)
     if args.json:
         print(json.dumps(report, indent=2))
     else:
-        _print_engine(report)
+        show(report)
     return 0
+
+
+def _add_common_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:
+    parser.add_argument("--model", type=Path, help="folder or GGUF file; default: a small model")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument("--threads", type=int, help="default: one a physical core")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"timed; default: {rounds}")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    counts = tuple(sorted({int(part) for part in text.split(",")}))
+    if counts[0] < 1:
+        raise argparse.ArgumentTypeError(f"{counts[0]} is no number of streams")
+    return counts
+
+
+def _drafts(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in DRAFTS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(DRAFTS)}")
+    return names
 
 
 def _measure_engine(args: argparse.Namespace) -> dict[str, Any]:
@@ -60,26 +124,78 @@ def _measure_engine(args: argparse.Namespace) -> dict[str, Any]:
         return {"model": name, **measure(engine, plan, advance)}
 
 
-def _print_engine(report: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _measure_e2e(args: argparse.Namespace) -> dict[str, Any]:
+    from forerun.bench.e2e import PREFILL_CHUNK, Plan, kv_tokens, measure
+    from forerun.bench.memory import memory_report
+    from forerun.engine import Engine, EngineConfig
+    from forerun.models import default_model_path, open_checkpoint
+    from forerun.obs.progress import progress
 
-    console = Console()
-    console.print(
-        f"{report['model']}, {report['dtype']}, {report['isa']}, {report['threads']} threads: "
-        f"memory reads {report['read_bandwidth_gb_per_s']} GB/s; one decoding step uses "
-        f"{report['fraction_of_bandwidth']:.0%} of it for its weights"
-    )
-    table = Table("step", "rows", "ms", "times one row")
+    if args.max_tokens < 2:
+        raise CommandError(f"--max-tokens is {args.max_tokens}; it must be at least 2")
+    drafts = args.drafts or (*DEFAULT_DRAFTS, *(["standalone"] if args.draft_model else []))
+    if args.draft_model and "standalone" not in drafts:
+        raise CommandError(f"--draft-model goes with standalone, not with {', '.join(drafts)}")
+    plan = Plan(args.concurrency, args.max_tokens, args.rounds)
+    path = args.model or default_model_path()
+    options = LocalOptions(path, "none", args.draft_model, args.dtype, threads=args.threads)
+    with open_checkpoint(path) as checkpoint:
+        model = checkpoint.config
+        prompts = _prompts(args.input, path)
+        config = EngineConfig(
+            dtype=args.dtype,
+            kv_tokens=kv_tokens(prompts, plan, EngineConfig().page_size),
+            max_rows=max(PREFILL_CHUNK, *plan.concurrency),
+            threads=args.threads,
+        )
+        with progress("loading") as advance:
+            engine = Engine.load(checkpoint, config, advance)
+    with local_group(options, drafts) as group:
+        with progress("measuring", "items") as advance:
+            report = measure(group.drafts, engine, prompts, plan, advance)
+        target = _target_info(group.verify)
+        memory = memory_report(group.verify_pid, target, model, engine.info.weight_bytes)
+    info = engine.info
+    return {
+        "model": model.name,
+        "isa": info.isa,
+        "threads": info.threads,
+        "dtype": info.dtype,
+        **report,
+        "verify_server_bytes": memory,
+    }
 
-    def add(step: str, by_rows: dict[str, float]) -> None:
-        one = next(iter(by_rows.values()))
-        for rows, ms in by_rows.items():
-            table.add_row(step, rows, f"{ms:.2f}", f"{ms / one:.2f}")
 
-    add("decode, sessions", report["decode_ms"])
-    for context, by_nodes in report["verify_ms"].items():
-        add(f"verify at {context}, nodes", by_nodes)
-    console.print(table)
-    for length, rate in report["prefill_tokens_per_s"].items():
-        console.print(f"prefill of {length}: {rate:.0f} tokens/s")
+def _prompts(file: Path | None, model: Path) -> list[list[int]]:
+    """Token ids of the prompts; text goes through the chat template where the model has one."""
+    from forerun.bench.prompts import PROMPTS
+    from forerun.cli.prompts import Prompt, read_prompts
+    from forerun.models import load_tokenizer
+
+    prompts = [Prompt("built-in", text=text) for text in PROMPTS]
+    if file is not None:
+        with file.open(encoding="utf-8-sig") as lines:
+            prompts = read_prompts(lines, str(file))
+    tokenizer = load_tokenizer(model)
+
+    def encode(prompt: Prompt) -> list[int]:
+        if prompt.token_ids is not None:
+            return list(prompt.token_ids)
+        if prompt.messages is not None:
+            return tokenizer.encode_chat(prompt.messages)
+        text = prompt.text or ""
+        if tokenizer.has_chat_template:
+            return tokenizer.encode_chat([{"role": "user", "content": text}])
+        return tokenizer.encode(text)
+
+    return [encode(prompt) for prompt in prompts]
+
+
+def _target_info(address: str) -> verify_pb2.GetTargetInfoResponse:
+    import grpc
+
+    from forerun.v1 import verify_pb2, verify_pb2_grpc
+
+    with grpc.insecure_channel(address) as channel:
+        stub = verify_pb2_grpc.VerifyServiceStub(channel)
+        return stub.GetTargetInfo(verify_pb2.GetTargetInfoRequest())

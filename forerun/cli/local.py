@@ -1,9 +1,9 @@
-"""Owns a pair of servers on this machine for the time of one command.
+"""Owns servers on this machine for the time of one command.
 
-Starts a verify and a draft server as child processes that listen on Unix sockets in a folder of
-their own, waits until both are healthy, and ends them. Each child holds one end of a pipe as its
-standard input and ends when the other end closes, so it never outlives this process, not even one
-that was killed (see local_child.py). Knows nothing of prompts.
+Starts a verify server and its draft servers as child processes that listen on Unix sockets in a
+folder of their own, waits until all are healthy, and ends them. Each child holds one end of a pipe
+as its standard input and ends when the other end closes, so it never outlives this process, not
+even one that was killed (see local_child.py). Knows nothing of prompts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from forerun.cli.errors import CommandError
@@ -96,25 +96,47 @@ def given_local_flags(args: argparse.Namespace) -> list[str]:
     return ["--" + name.replace("_", "-") for name in names if getattr(args, name) is not None]
 
 
+@dataclass(frozen=True, slots=True)
+class LocalGroup:
+    """Running servers. verify: address of the verify server; verify_pid: its process. drafts: the
+    addresses of the draft servers, by what they draft with."""
+
+    verify: str
+    verify_pid: int
+    drafts: dict[str, str]
+
+
 @contextmanager
 def local_servers(options: LocalOptions) -> Iterator[str]:
     """Runs both servers inside the `with` block; yields the address of the draft server.
 
     Raises CommandError when a server ends before it is ready; what it said is on standard error.
     """
+    with local_group(options, (options.draft,)) as group:
+        yield group.drafts[options.draft]
+
+
+@contextmanager
+def local_group(options: LocalOptions, drafts: Sequence[str]) -> Iterator[LocalGroup]:
+    """Runs a verify server, and a draft server to it for each of `drafts`, inside the `with` block.
+
+    Raises CommandError as `local_servers` does.
+    """
     model = options.model or _default_model()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(_short_temporary_folder()))
-        verify, draft = f"unix:{folder}/verify.sock", f"unix:{folder}/draft.sock"
-        target_flags = _target_flags(options, model)
-        children = [stack.enter_context(_child(TARGET_PACKAGE, verify, target_flags))]
-        if options.draft == "standalone":
+        verify = f"unix:{folder}/verify.sock"
+        target = stack.enter_context(_child(TARGET_PACKAGE, verify, _target_flags(options, model)))
+        children = [target]
+        if "standalone" in drafts:
             # Both load a model then, and their progress bars would overwrite each other.
             _wait_until_healthy(children, verify)
-        draft_flags = _draft_flags(options, model, verify)
-        children.append(stack.enter_context(_child(DRAFT_PACKAGE, draft, draft_flags)))
-        _wait_until_healthy(children, draft)
-        yield draft
+        addresses = {draft: f"unix:{folder}/{draft}.sock" for draft in drafts}
+        for draft, address in addresses.items():
+            flags = _draft_flags(replace(options, draft=draft), model, verify)
+            children.append(stack.enter_context(_child(DRAFT_PACKAGE, address, flags)))
+            _wait_until_healthy(children, address)
+        yield LocalGroup(verify, target.pid, addresses)
 
 
 @contextmanager

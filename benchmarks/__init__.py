@@ -1,0 +1,1 @@
+"""What measures forerun next to others; not installed."""

@@ -1,0 +1,1 @@
+"""The same model, prompts and threads through forerun and its peers: `make compare`."""

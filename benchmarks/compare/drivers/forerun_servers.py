@@ -1,0 +1,53 @@
+"""forerun as it is served: a client, a draft server that proposes nothing, a verify server."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from pathlib import Path
+
+from protocol import Peer, Prompts, Timed, serve
+
+from forerun import __version__
+from forerun.bench.streams import Wave, run_wave
+from forerun.cli.local import LocalOptions, local_servers
+from forerun.client import AsyncClient
+
+
+class ForerunServers(Peer):
+    """Both servers on Unix sockets, started for this comparison alone."""
+
+    dtype = "bfloat16"
+
+    def __init__(self, folder: str, threads: int, stack: ExitStack) -> None:
+        options = LocalOptions(
+            Path(folder) / "hugging-face", draft="none", threads=threads, prefill_chunk=512
+        )
+        self._address = stack.enter_context(local_servers(options))
+        self._loop = asyncio.new_event_loop()
+        self.versions = {"forerun": __version__}
+
+    def decode(self, prompts: Prompts, steps: int) -> Timed:
+        wave = self._run(prompts, steps + 1)
+        rate = wave.decode_tokens_per_s
+        if rate is None:
+            raise RuntimeError("the streams never decoded at the same time; take more steps")
+        answers = [list(stream.token_ids) for stream in wave.streams]
+        return len(prompts) * steps / rate, answers
+
+    def prefill(self, prompt: list[int]) -> Timed:
+        [stream] = self._run([prompt], 1).streams
+        return stream.first_token_s, [list(stream.token_ids)]
+
+    def _run(self, prompts: Prompts, max_tokens: int) -> Wave:
+        async def run() -> Wave:
+            async with AsyncClient(self._address, timeout=None) as client:
+                await client.health()  # connects, untimed
+                return await run_wave(client, prompts, max_tokens, ignore_eos=True)
+
+        return self._loop.run_until_complete(run())
+
+
+if __name__ == "__main__":
+    with ExitStack() as servers:
+        serve(lambda folder, threads: ForerunServers(folder, threads, servers))
