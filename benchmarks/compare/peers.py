@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
+# For pictures and sounds alone; their wheels fit one build of torch, and imports fail with another.
+UNWANTED = ("torchvision", "torchaudio")
 # What pip said last tells the reason, as far as a table has room.
 REASON_LENGTH = 200
 
@@ -31,7 +33,12 @@ class PeerSpec:
 PEERS = (
     PeerSpec("forerun", "forerun_engine"),
     PeerSpec("forerun, both servers", "forerun_servers"),
-    PeerSpec("llama.cpp", "llama_cpp_peer", "llama_cpp", (("CMAKE_ARGS", "-DGGML_NATIVE=ON"),)),
+    PeerSpec(
+        "llama.cpp",
+        "llama_cpp_peer",
+        "llama_cpp",
+        (("CMAKE_ARGS", "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"),),
+    ),
     PeerSpec("OpenVINO GenAI", "openvino_peer", "openvino"),
     PeerSpec("vLLM", "vllm_peer", "vllm"),
     PeerSpec("Transformers", "transformers_peer", "transformers"),
@@ -63,6 +70,7 @@ def environment(requirements: str, cache: Path, build: dict[str, str] | None = N
             [sys.executable, "-m", "venv", str(folder)],
             [str(python), "-m", "pip", "install", "--requirement",
              str(HERE / "requirements" / f"{requirements}.txt")],
+            [str(python), "-m", "pip", "uninstall", "--yes", *UNWANTED],
         ):  # fmt: skip
             finished = subprocess.run(
                 command, stdout=output, stderr=output, env=os.environ | (build or {}), check=False

@@ -72,14 +72,14 @@ async def run_wave(
     ignore_eos: bool = False,
 ) -> Wave:
     """Asks for all prompts at once and waits for all answers; raises what the servers refuse."""
-    params: GenerateParams = {"max_tokens": max_tokens, "ignore_eos": ignore_eos}
-    streams = [_follow(client, prompt, params) for prompt in prompts]
+    common: GenerateParams = {"max_tokens": max_tokens, "ignore_eos": ignore_eos}
+    streams = [_follow(client, {"token_ids": prompt, **common}) for prompt in prompts]
     return Wave(list(await asyncio.gather(*streams)))
 
 
-async def _follow(client: AsyncClient, prompt: Sequence[int], params: GenerateParams) -> Stream:
+async def _follow(client: AsyncClient, params: GenerateParams) -> Stream:
     result = Stream(time.perf_counter(), GenerationStats())
-    async with client.generate(token_ids=prompt, **params) as stream:
+    async with client.generate(**params) as stream:
         async for chunk in stream:
             if chunk.token_ids:
                 result.arrivals.append((time.perf_counter(), len(chunk.token_ids)))

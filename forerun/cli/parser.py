@@ -21,7 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve-draft": ("draft_server.__main__", "serve text generation to clients"),
     "generate": ("forerun.cli.generate", "generate from a prompt, or from a file of prompts"),
     "health": ("forerun.cli.health", "ask a server whether it is ready"),
-    "bench": ("forerun.cli.bench", "measure the engine on this machine"),
+    "bench": ("forerun.cli.bench", "measure forerun on this machine"),
     "doctor": ("forerun.cli.doctor", "tell what this machine offers, and what is chosen"),
 }
 

@@ -36,8 +36,11 @@ class OpenVino(Peer):
         self._count = 0
         names = ("openvino", "openvino-genai", "optimum-intel", "torch")
         self.versions = {name: version(name) for name in names}
-        compiled = ov.Core().compile_model(str(converted / "openvino_model.xml"), "CPU")
-        self.dtype = str(compiled.get_property("INFERENCE_PRECISION_HINT"))
+        core = ov.Core()
+        model = core.read_model(converted / "openvino_model.xml")
+        weights = max(_constants(model), key=lambda constant: constant.get_byte_size())
+        precision = core.compile_model(model, "CPU").get_property("INFERENCE_PRECISION_HINT")
+        self.dtype = f"{precision.to_string()}, weights in {weights.get_element_type().to_string()}"
 
     def decode(self, prompts: Prompts, steps: int) -> Timed:
         handles = self._add(prompts, steps + 1)
@@ -76,12 +79,15 @@ class OpenVino(Peer):
                     answer.extend(output.generated_ids)
 
 
+def _constants(model: ov.Model) -> list[ov.Node]:
+    return [op for op in model.get_ops() if op.get_type_name() == "Constant"]
+
+
 def convert(source: Path, target: Path) -> None:
     """Raises RuntimeError with what the converter said last."""
     command = [
         str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino",
-        "--task", "text-generation-with-past", "--weight-format", "fp16",
-        "--model", str(source), str(target),
+        "--task", "text-generation-with-past", "--model", str(source), str(target),
     ]  # fmt: skip
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     if finished.returncode:
