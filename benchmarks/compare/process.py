@@ -8,6 +8,7 @@ import selectors
 import signal
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,10 @@ class PeerProcess:
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
 
     def _receive(self, timeout_s: float) -> dict[str, Any]:
         assert self._child.stdout is not None

@@ -113,7 +113,7 @@ def measure(engine: Engine, plan: Plan, progress: Callable[[int, int], None]) ->
                 samples.seconds.clear()
         for samples in steps:
             samples.take()
-        if done % 3 == 0:  # prefills are long, and vary less
+        if (done - plan.warm_up) % 3 == 0:  # prefills are long, and vary less
             for samples in prefills.values():
                 samples.take()
             bandwidths.append(read_bandwidth(info.threads, repeats=3))
