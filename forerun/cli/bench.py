@@ -138,7 +138,13 @@ def _measure_e2e(args: argparse.Namespace) -> dict[str, Any]:
         raise CommandError(f"--draft-model goes with standalone, not with {', '.join(drafts)}")
     plan = Plan(args.concurrency, args.max_tokens, args.rounds)
     path = args.model or default_model_path()
-    options = LocalOptions(path, "none", args.draft_model, args.dtype, threads=args.threads)
+    options = LocalOptions(
+        path,
+        draft_model=args.draft_model,
+        dtype=args.dtype,
+        threads=args.threads,
+        prefix_cache_bytes=0,  # every round sends the same prompts, and prefills them
+    )
     with open_checkpoint(path) as checkpoint:
         model = checkpoint.config
         prompts = _prompts(args.input, path)

@@ -43,6 +43,7 @@ class LocalOptions:
 
     model: a checkpoint folder or a .gguf file, None for the default model. draft_model: what
     proposes where draft is "standalone"; None for the target itself. threads: of each server.
+    prefix_cache_bytes: of the verify server.
     """
 
     model: Path | None = None
@@ -52,6 +53,7 @@ class LocalOptions:
     page_size: int | None = None
     prefill_chunk: int | None = None
     threads: int | None = None
+    prefix_cache_bytes: int | None = None
 
 
 def add_local_arguments(parser: argparse.ArgumentParser) -> None:
@@ -214,6 +216,7 @@ def _target_flags(options: LocalOptions, model: Path) -> list[str]:
         page_size=options.page_size,
         prefill_chunk=options.prefill_chunk,
         threads=options.threads,
+        prefix_cache_bytes=options.prefix_cache_bytes,
     )
 
 
