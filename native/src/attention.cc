@@ -10,8 +10,6 @@ namespace {
 constexpr int kRange = 256;       // positions whose softmax is taken at once
 constexpr int kTileQueries = 64;  // query rows that share one read of the keys
 
-int floor16(int x) { return x / kLanes * kLanes; }
-
 }  // namespace
 
 Attention::Attention(const Kernels& kernels, const KvCache& cache, const AttentionConfig& config,
@@ -193,33 +191,28 @@ void Attention::run(const Task& task, int layer, Scratch& scratch, const float* 
     out[1] = softmax.sum;
   }
 
-  // Values: whole units that every row sees together, then each row's own rest.
+  // Values: whole steps that every row sees, by all rows together; then each row's own rest.
   float* o = scratch.o.data();
   std::fill(o, o + static_cast<std::size_t>(queries) * d, 0.0f);
-  const int shared_end =
-      cache_.aligned() ? floor16(tree ? std::min(seq.prefix, nearest) : nearest) : start;
-  const std::size_t block_bytes = std::size_t{kLanes} * kLanes * cache_.geometry().element_bytes();
-  for (int p = start; p + kLanes <= shared_end; p += kLanes) {
-    const auto* unit = static_cast<const unsigned char*>(
-        cache_.values(layer, cache_.slot(seq.pages, p) / kLanes, task.head));
-    for (int n = 0; n < d / kLanes; ++n) scratch.units[n] = unit + n * block_bytes;
-    kernels_.panel({s + (p - start), kRange, queries, scratch.units.data(), d / kLanes, kLanes, o,
-                    static_cast<std::size_t>(d), true});
-  }
-  const int rest = std::max(start, shared_end);
-  for (int i = 0; i < count; ++i) {
-    const AttentionRow& row = all[scratch.rows[i]];
+  const auto add = [&](const AttentionRow& row, int from, int to, int first, int rows) {
     int keys = 0;
-    for (int p = rest; p < std::min(end, row.position + 1); ++p, ++keys) {
+    for (int p = from; p < to; ++p, ++keys) {
       const int index = tree && p >= seq.prefix ? seq.prefix + row.path[p - seq.prefix] : p;
       const int slot = cache_.slot(seq.pages, index);
       scratch.units[keys] = cache_.values(layer, slot / kLanes, task.head);
       scratch.lanes[keys] = slot % kLanes;
     }
-    kernels_.value_rows({s + static_cast<std::size_t>(i) * group_ * kRange + (rest - start), kRange,
-                         group_, scratch.units.data(), scratch.lanes.data(), keys, d,
-                         o + static_cast<std::size_t>(i) * group_ * d,
-                         static_cast<std::size_t>(d)});
+    kernels_.value_rows({s + static_cast<std::size_t>(first) * kRange + (from - start), kRange,
+                         rows, scratch.units.data(), scratch.lanes.data(), keys, d,
+                         o + static_cast<std::size_t>(first) * d, static_cast<std::size_t>(d)});
+  };
+  const int together = tree ? std::min(seq.prefix, nearest) : nearest;
+  const int rest = std::max(start, together / kernels_.value_step * kernels_.value_step);
+  if (rest > start) add(all[scratch.rows[0]], start, rest, 0, queries);
+  for (int i = 0; i < count; ++i) {
+    const AttentionRow& row = all[scratch.rows[i]];
+    const int last = std::min(end, row.position + 1);
+    if (last > rest) add(row, rest, last, i * group_, group_);
   }
   for (int i = 0; i < queries; ++i) {
     float* out = partial(scratch.rows[i / group_], task.head * group_ + i % group_, task.range);

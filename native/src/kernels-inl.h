@@ -181,27 +181,6 @@ void panel(const Panel& p) {
   });
 }
 
-template <class Block>
-void value_rows(const ValueRows& v) {
-  const auto* units = reinterpret_cast<const typename Block::T* const*>(v.units);
-  const int blocks = v.d / kLanes;
-  for (int row = 0; row < v.rows; ++row) {
-    for (int n = 0; n < blocks; ++n) {
-      float* o = v.o + row * v.ldo + n * kLanes;
-      F acc[kVecs];
-      for (int i = 0; i < kVecs; ++i) acc[i] = Simd::load(o + i * kWidth);
-      for (int key = 0; key < v.keys; ++key) {
-        const F weight = Simd::set1(v.p[row * v.ldp + key]);
-        const auto* block = units[key] + static_cast<std::size_t>(n) * kLanes * kLanes;
-        for (int i = 0; i < kVecs; ++i) {
-          acc[i] = Simd::fmadd(weight, Block::value(block, v.lanes[key], i), acc[i]);
-        }
-      }
-      for (int i = 0; i < kVecs; ++i) Simd::store(o + i * kWidth, acc[i]);
-    }
-  }
-}
-
 // The sum of all lanes, taken from the first to the last.
 inline float sum_lanes(F x) {
   alignas(64) float lanes[kWidth];
@@ -387,3 +366,5 @@ inline void nothing() {}
 
 }  // namespace FORERUN_LEVEL
 }  // namespace forerun
+
+#include "values-inl.h"

@@ -71,15 +71,32 @@ void panel(const Panel& p) {
   }
 }
 
+// Whether the sixteen keys from `key` on are a unit as it lies in the cache.
+bool whole_unit(const ValueRows& v, int key) {
+  if (key + kLanes > v.keys) return false;
+  for (int i = 0; i < kLanes; ++i) {
+    if (v.units[key + i] != v.units[key] || v.lanes[key + i] != i) return false;
+  }
+  return true;
+}
+
 template <class Block>
 void value_rows(const ValueRows& v) {
-  for (int row = 0; row < v.rows; ++row) {
-    float* o = v.o + row * v.ldo;
-    for (int key = 0; key < v.keys; ++key) {
-      const auto* unit = static_cast<const typename Block::T*>(v.units[key]);
-      for (int i = 0; i < v.d; ++i) {
-        const auto* block = unit + static_cast<std::size_t>(i / kLanes) * kLanes * kLanes;
-        o[i] += v.p[row * v.ldp + key] * Block::at(block, i % kLanes, v.lanes[key]);
+  using T = typename Block::T;
+  for (int key = 0, count; key < v.keys; key += count) {
+    const auto* unit = static_cast<const T*>(v.units[key]);
+    const bool whole = whole_unit(v, key);
+    count = whole ? kLanes : 1;
+    for (int row = 0; row < v.rows; ++row) {
+      const float* p = v.p + row * v.ldp + key;
+      for (int n = 0; n < v.d / kLanes; ++n) {
+        const T* block = unit + static_cast<std::size_t>(n) * kLanes * kLanes;
+        float* o = v.o + row * v.ldo + n * kLanes;
+        if (whole) {
+          accumulate(p, block, kLanes, o);
+          continue;
+        }
+        for (int i = 0; i < kLanes; ++i) o[i] += p[0] * Block::at(block, i, v.lanes[key]);
       }
     }
   }

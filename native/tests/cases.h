@@ -9,14 +9,17 @@
 #include <vector>
 
 #include "forerun/kernels.h"
+#include "forerun/packed.h"
 
 namespace forerun {
 
 // A fault put in on purpose, to see that the cases would notice it.
 enum class Plant {
   kNone,
-  kSwap,    // the two values of one packed pair of weights change places
-  kPrefix,  // attention takes the prefix of a tree for one token shorter
+  kWeights,  // the two values of one packed pair of weights change places
+  kKeys,     // the two values of one packed pair of a key change places
+  kValues,   // values of two tokens that share a packed pair change places
+  kPrefix,   // attention takes the prefix of a tree for one token shorter
 };
 
 class Report {
@@ -39,12 +42,17 @@ struct Level {
   const Kernels& kernels;
   const Kernels& scalar;
   Plant plant;
+
+  // Whether attention rounds its weights to bfloat16: tiles take nothing else.
+  bool rounds_weights() const { return kernels.value_step > kLanes; }
 };
 
 void gemm_cases(const Level& level, Report& report);
 void elementwise_cases(const Level& level, Report& report);  // softmax, norm, rope, activations
 void panel_cases(const Level& level, Report& report);        // panel, value_rows
 void attention_cases(const Level& level, Report& report);
+// The grid of prefixes, new rows, heads and page sizes: a thousand cases.
+void attention_grid(const Level& level, Report& report);
 
 // Uniform numbers in [-1, 1).
 class Random {

@@ -120,7 +120,7 @@ void epilogue_cases(const Level& level, const Problem& p, Epilogue epilogue, boo
   const std::string what = level.name + " gemm " + names[static_cast<int>(epilogue)] +
                            " k=" + std::to_string(p.k) + " blocks=" + std::to_string(range.begin) +
                            ".." + std::to_string(range.end) + (bias ? " bias" : "");
-  const auto& weights = level.plant == Plant::kSwap ? p.faulty : p.weights;
+  const auto& weights = level.plant == Plant::kWeights ? p.faulty : p.weights;
   std::vector<Outputs> alone;
   for (int row = 0; row < kMaxRows; ++row) {
     alone.push_back(multiply(level.kernels, p, weights, row, 1, epilogue, bias, range));

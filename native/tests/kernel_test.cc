@@ -1,13 +1,14 @@
 // Runs the kernels of every level that this machine can run against the scalar
 // ones, and against themselves: a row's bits must not depend on its company.
 //
-// usage: kernel_test [--plant swap|prefix]
-// Exits with 0 if all checks passed. With a planted fault, exits with 0 if every
-// level's checks noticed it.
+// usage: kernel_test [--level NAME] [--grid] [--plants NAME]
+// --level: one level alone. --grid: the large grid of attention instead of the
+// cases. --plants: afterwards plants one fault after another, each of which the
+// cases must notice at that level. Exits with 0 if all checks passed.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <string>
 
 #include "cases.h"
 #include "forerun/isa.h"
@@ -38,53 +39,99 @@ std::vector<float> act_floats(const Kernels& kernels, const void* act, std::size
 
 namespace {
 
-void run(const Level& level, Report& report) {
+struct Options {
+  std::string level;   // empty: all
+  std::string plants;  // the level to plant faults at; empty: none
+  bool grid = false;
+};
+
+void run(const Level& level, bool grid, Report& report) {
   level.kernels.thread_begin();
-  if (level.plant != Plant::kPrefix) gemm_cases(level, report);
-  if (level.plant == Plant::kNone) {
-    panel_cases(level, report);
-    elementwise_cases(level, report);
+  if (grid) {
+    attention_grid(level, report);
+  } else {
+    const bool all = level.plant == Plant::kNone;
+    if (all || level.plant == Plant::kWeights) gemm_cases(level, report);
+    if (all) panel_cases(level, report);
+    if (all) elementwise_cases(level, report);
+    if (level.plant != Plant::kWeights) attention_cases(level, report);
   }
-  if (level.plant != Plant::kSwap) attention_cases(level, report);
   level.kernels.thread_end();
 }
 
-int run_all(Plant plant) {
-  // An emulator may offer tiles without the system call that asks for them.
-  setenv("FORERUN_AMX_ASSUME_PERMISSION", "1", 1);
+// Runs the levels with or without a fault; returns whether all is as it must be.
+bool run_levels(const Options& options, Plant plant, const char* fault) {
   int passed = 0, failed = 0;
-  bool unnoticed = false;
+  bool good = true;
   for (const IsaLevel& isa : isa_levels(detect_cpu())) {
+    const std::string& only = plant == Plant::kNone ? options.level : options.plants;
+    if (!only.empty() && only != isa.name) continue;
     if (!isa.available) {
-      std::printf("%s: left out: %s\n", isa.name.c_str(), isa.reason.c_str());
+      if (plant == Plant::kNone)
+        std::printf("%s: left out: %s\n", isa.name.c_str(), isa.reason.c_str());
       continue;
     }
     for (const bool bf16 : {true, false}) {
       const Level level{isa.name + (bf16 ? " bfloat16" : " float32"), bf16,
                         *kernels_for(isa.name, bf16), *kernels_scalar(bf16), plant};
       Report report(plant != Plant::kNone);
-      run(level, report);
-      std::printf("%s: %d passed, %d failed\n", level.name.c_str(), report.passed(),
-                  report.failed());
-      std::fflush(stdout);
+      run(level, options.grid, report);
       passed += report.passed();
       failed += report.failed();
-      unnoticed |= report.failed() == 0;
+      if (plant == Plant::kNone) {
+        std::printf("%s: %d passed, %d failed\n", level.name.c_str(), report.passed(),
+                    report.failed());
+        good &= report.failed() == 0;
+      } else if (report.failed() == 0) {
+        std::printf("FAILED %s: %s went unnoticed\n", level.name.c_str(), fault);
+        good = false;
+      }
+      std::fflush(stdout);
     }
   }
-  std::printf("%d passed, %d failed\n", passed, failed);
-  return plant == Plant::kNone ? failed != 0 : unnoticed;
+  if (plant == Plant::kNone) {
+    std::printf("%d passed, %d failed\n", passed, failed);
+  } else {
+    std::printf("planted %s: noticed by %d checks\n", fault, failed);
+  }
+  return good && passed + failed > 0;
+}
+
+int run_all(const Options& options) {
+  // An emulator may offer tiles without the system call that asks for them.
+  setenv("FORERUN_AMX_ASSUME_PERMISSION", "1", 1);
+  bool good = run_levels(options, Plant::kNone, "");
+  if (!options.plants.empty()) {
+    good &= run_levels(options, Plant::kWeights, "swap of a pair of weights");
+    good &= run_levels(options, Plant::kKeys, "swap of a pair of a key");
+    good &= run_levels(options, Plant::kValues, "swap of two tokens' values");
+    good &= run_levels(options, Plant::kPrefix, "prefix that is one token short");
+  }
+  return good ? 0 : 1;
+}
+
+bool parse(int argc, char** argv, Options& options) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    if (name == "--grid") {
+      options.grid = true;
+    } else if (name == "--level" && i + 1 < argc) {
+      options.level = argv[++i];
+    } else if (name == "--plants" && i + 1 < argc) {
+      options.plants = argv[++i];
+    } else {
+      return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace
 }  // namespace forerun
 
 int main(int argc, char** argv) {
-  using forerun::Plant;
-  const bool named = argc == 3 && std::strcmp(argv[1], "--plant") == 0;
-  if (argc == 1) return forerun::run_all(Plant::kNone);
-  if (named && std::strcmp(argv[2], "swap") == 0) return forerun::run_all(Plant::kSwap);
-  if (named && std::strcmp(argv[2], "prefix") == 0) return forerun::run_all(Plant::kPrefix);
-  std::fprintf(stderr, "usage: kernel_test [--plant swap|prefix]\n");
+  forerun::Options options;
+  if (forerun::parse(argc, argv, options)) return forerun::run_all(options);
+  std::fprintf(stderr, "usage: kernel_test [--level NAME] [--grid] [--plants NAME]\n");
   return 2;
 }

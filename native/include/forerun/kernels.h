@@ -38,6 +38,7 @@ struct Gemm {
 };
 
 // c[rows, 16 * num_blocks] (+)= a[rows, k] * blocks, in the precision of the KV cache.
+// On tiles `a` is rounded to bfloat16.
 struct Panel {
   const float* a;
   std::size_t lda;
@@ -50,7 +51,10 @@ struct Panel {
   bool accumulate;  // start from c instead of zero
 };
 
-// o[rows, d] += p[rows, keys] * v, key by key in order.
+// o[rows, d] += p[rows, keys] * v for consecutive keys of which the first stands at
+// a multiple of Kernels::value_step. They are added in order, a step at once, so it
+// makes no difference at which of those multiples the keys are cut into calls. On
+// tiles p is rounded to bfloat16.
 struct ValueRows {
   const float* p;
   std::size_t ldp;
@@ -94,6 +98,7 @@ struct Kernels {
   // Once on each thread before and after its work.
   void (*thread_begin)();
   void (*thread_end)();
+  int value_step = 16;  // see ValueRows; a power of two, at most 256
 };
 
 // The levels, each in its own translation unit. `bf16` chooses the precision
