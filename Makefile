@@ -27,11 +27,11 @@ test: $(VENV)/.dev lint ## Run lint and the whole test suite
 exactness: $(VENV)/.dev ## Compare 60 questions x 128 tokens in every setting (half an hour)
 	@FORERUN_EXACTNESS=full $(BIN)/python -m pytest tests/e2e/test_exactness.py
 
-test-amx: $(VENV)/.build ## Run every vector kernel, on an emulated processor if need be
+test-amx: $(VENV)/.serve ## Run the kernels and a model on AMX, emulated if need be
 	@$(BIN)/cmake -S . -B build/native-tests -G Ninja -DFORERUN_NATIVE_TESTS=ON \
 	  -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja >/dev/null
-	@$(BIN)/cmake --build build/native-tests --target kernel_test -- --quiet
-	@tests/native/amx/test.sh build/native-tests/native/tests/kernel_test
+	@$(BIN)/cmake --build build/native-tests --target kernel_test model_test -- --quiet
+	@tests/native/amx/test.sh build/native-tests/native/tests $(BIN)/python
 
 lint: $(VENV)/.dev ## Check style, types, C++ format and the .proto files
 	@$(BIN)/ruff check

@@ -42,7 +42,7 @@ cat >"$root/amx/iso/boot/grub/grub.cfg" <<'END'
 set timeout=0
 menuentry "amx" {
   linux /boot/vmlinuz console=ttyS0 tsc=reliable lpj=1000000 nokaslr mitigations=off acpi=off clearcpuid=amx_tile panic=1 quiet
-  initrd /boot/initrd.gz
+  initrd /boot/initrd
 }
 END
 cat >"$root/amx/bochsrc" <<'END'

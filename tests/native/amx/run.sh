@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs one static single-threaded program on the emulated machine that build.sh made, prints what
-# it printed, and exits with its exit code; with 125 if it did not end in time.
+# it printed, and exits with its exit code; with 125 if it did not end in time. An argument
+# @PATH carries that file along: the program gets the name that it has there.
 # usage: run.sh FOLDER PROGRAM [ARGUMENT...]     AMX_TIMEOUT: seconds, 1800 if unset
 set -euo pipefail
 
@@ -19,10 +20,16 @@ mkdir -p "$run/files"
 cp "$root/amx/init" "$root/amx/module/amxon.ko" "$run/files/"
 install -m 755 "$program" "$run/files/job"
 : >"$run/files/job.args"
-for argument in "$@"; do printf '%s\n' "$argument" >>"$run/files/job.args"; done
+for argument in "$@"; do
+  if [ "${argument:0:1}" = @ ]; then
+    cp "${argument:1}" "$run/files/"
+    argument=/$(basename "$argument")
+  fi
+  printf '%s\n' "$argument" >>"$run/files/job.args"
+done
 chroot "$root" bash -euo pipefail -c '
   cd /amx/run/files
-  find . | cpio --quiet -o -H newc | gzip -1 >/amx/iso/boot/initrd.gz
+  find . | cpio --quiet -o -H newc >/amx/iso/boot/initrd
   grub-mkrescue -o /amx/run/boot.iso /amx/iso >/amx/run/iso.txt 2>&1'
 
 # Bochs reads commands from its standard input, and must not see it end.

@@ -1,15 +1,22 @@
 #!/usr/bin/env bash
-# Runs kernel_test where AMX is: on this processor, or on the emulated one, which is built once.
-# Without either says why, and exits with 0.
-# usage: test.sh KERNEL_TEST     FORERUN_CACHE: folder of the emulator, ~/.cache/forerun if unset
+# Runs kernel_test and model_test where AMX is: on this processor, or on the emulated one, which is
+# built once. Both plant faults in themselves, which they must notice. Without AMX or the emulator
+# says why, and exits with 0.
+# usage: test.sh FOLDER PYTHON     the folder of both programs; a Python that has forerun
+# FORERUN_CACHE: folder of the emulator, ~/.cache/forerun if unset
+# FORERUN_AMX_LAYERS: layers of the model to run; 2 if unset on the emulator, else all
 set -euo pipefail
 
+usage='usage: test.sh FOLDER PYTHON'
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-program=${1:?usage: test.sh KERNEL_TEST}
+programs=${1:?$usage}
+python=${2:?$usage}
 emulator=${FORERUN_CACHE:-$HOME/.cache/forerun}/amx
+model=$programs/model.bin
 
 if grep -qw amx_bf16 /proc/cpuinfo; then
-  run=("$program")
+  run() { "${@#@}"; }
+  layers=${FORERUN_AMX_LAYERS:-}
 elif [ "$(id -u)" != 0 ]; then
   echo "skipped: this processor has no AMX, and building the emulator takes root"
   exit 0
@@ -20,9 +27,10 @@ else
   [ -e "$emulator/ready" ] || echo "building the emulator in $emulator; this takes some minutes"
   "$here/build.sh" "$emulator"
   echo "running on the emulator; this takes some minutes"
-  run=("$here/run.sh" "$emulator" "$program")
+  run() { "$here/run.sh" "$emulator" "$@"; }
+  layers=${FORERUN_AMX_LAYERS:-2}
 fi
-"${run[@]}"
-# The test itself must notice a fault.
-"${run[@]}" --plant swap
-"${run[@]}" --plant prefix
+run "$programs/kernel_test" --plants amx
+run "$programs/kernel_test" --grid --level amx
+"$python" "$here/write_model.py" "$model" ${layers:+--layers "$layers"}
+run "$programs/model_test" "@$model" --tokens 4 --plants
