@@ -25,7 +25,9 @@ from draft_server.metrics import DraftMetrics
 from draft_server.servicer import GenerateServicer
 from draft_server.target import Metadata
 from draft_server.verifier_stream import VerifierStream
+from forerun.engine import isa_report
 from forerun.models import Tokenizer, default_model_path, load_tokenizer
+from forerun.obs.isa_info import register_isa_info
 from forerun.obs.progress import progress
 from forerun.transport import (
     Security,
@@ -85,11 +87,15 @@ class DraftServer:
         """Loads what is needed and listens. Serving begins once a verify server is connected and
         checked; until then health says NOT_SERVING.
 
-        Raises ModelError, ModelMismatch or ValueError for a model that cannot be used, OSError
-        for a file that cannot be read, RuntimeError where the address cannot be had.
+        Raises ModelError, ModelMismatch or ValueError for a model that cannot be used, ValueError
+        where FORERUN_ISA names a level that cannot run, OSError for a file that cannot be read,
+        RuntimeError where the address cannot be had.
         """
         config = self.config
         await self._set_health(False)
+        isa = isa_report()
+        levels = [(level["name"], level["reason"]) for level in isa["levels"]]
+        register_isa_info(self.metrics.registry, isa["selected"], levels)
         tokenizer, drafter = self._tokenizer, self._drafter
         if tokenizer is None:
             tokenizer = await asyncio.to_thread(_load_tokenizer, config.model)

@@ -105,6 +105,7 @@ def extend_attention(
 ) -> None: ...
 
 class CpuFeatures:
+    x86_64_v2: bool
     avx2: bool
     os_avx: bool
     avx512: bool

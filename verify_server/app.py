@@ -15,7 +15,9 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
+from forerun.engine import isa_report
 from forerun.errors import Unavailable
+from forerun.obs.isa_info import register_isa_info
 from forerun.transport import Security, server_options
 from forerun.v1 import verify_pb2
 from forerun.v1.verify_pb2_grpc import add_VerifyServiceServicer_to_server
@@ -40,12 +42,14 @@ class VerifyServer:
 
     `address` is where it listens (a port of 0 becomes the one that was chosen), and
     `metrics_address` where metrics are served, both known after `start`. Raises ValueError where
-    the settings do not fit the engine or each other.
+    the settings do not fit the engine or each other, or FORERUN_ISA names a level that cannot run.
     """
 
     def __init__(self, target: Target, config: VerifyConfig) -> None:
         self.config = config
         self.metrics = Metrics()
+        levels = [(level["name"], level["reason"]) for level in isa_report()["levels"]]
+        register_isa_info(self.metrics.registry, target.engine.info.isa, levels)
         self.address = ""
         self.metrics_address = ""
         self.scheduler = Scheduler(

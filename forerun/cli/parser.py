@@ -25,6 +25,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("forerun.cli.doctor", "tell what this machine offers, and what is chosen"),
 }
 
+# These need the engine, which refuses a processor on which NumPy, imported by others before it,
+# would crash.
+NEED_ENGINE = {"demo", "serve-verify", "serve-draft", "bench"}
+
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
@@ -64,6 +68,8 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     for name, (module, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary, description=_sentence(summary))
         if name in arguments[:1]:
+            if name in NEED_ENGINE:
+                importlib.import_module("forerun.engine")
             importlib.import_module(module).add_arguments(command)
     return parser
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forerun.engine import processor  # isort: skip  # noqa: F401  before anything imports NumPy
 from forerun.engine.config import DTYPES, Dtype, EngineConfig
 from forerun.engine.engine import Engine
 from forerun.engine.interface import EngineInfo, Rows, RowsOut, Sequence, TargetEngine

@@ -13,6 +13,7 @@ void bind_isa(py::module_& module) {
   py::class_<CpuFeatures>(module, "CpuFeatures",
                           "What the processor reports and the system allows.")
       .def(py::init<>())
+      .def_readwrite("x86_64_v2", &CpuFeatures::x86_64_v2)
       .def_readwrite("avx2", &CpuFeatures::avx2)
       .def_readwrite("os_avx", &CpuFeatures::os_avx)
       .def_readwrite("avx512", &CpuFeatures::avx512)

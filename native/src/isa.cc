@@ -107,6 +107,7 @@ CpuFeatures detect_cpu() {
   CpuFeatures c;
   const Cpuid one = cpuid(1), seven = cpuid(7), seven_one = cpuid(7, 1);
   const std::uint64_t saved = xcr0();
+  c.x86_64_v2 = bit(one.ecx, 9) && bit(one.ecx, 19) && bit(one.ecx, 20) && bit(one.ecx, 23);
   c.avx2 = bit(seven.ebx, 5) && bit(one.ecx, 12);
   c.os_avx = (saved & 0x6) == 0x6;
   c.avx512 = bit(seven.ebx, 16) && bit(seven.ebx, 17) && bit(seven.ebx, 30) && bit(seven.ebx, 31);

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import subprocess
 import sys
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from forerun import _native
+from forerun.cli import main
 from forerun.engine import isa_report, read_bandwidth
+from tests.fixtures.drafting import drafting_pair
+from tests.fixtures.scripted_target import ScriptedTarget
+from tests.fixtures.verify_server import scripted_server
 
 ALL = (
     "avx2",
@@ -36,7 +43,74 @@ def cpu_without(*missing: str) -> _native.CpuFeatures:
     return cpu
 
 
-@pytest.mark.skipif("amx" not in BUILT, reason="the compiler cannot build the amx level")
+needs_amx_built = pytest.mark.skipif(
+    "amx" not in BUILT, reason="the compiler cannot build the amx level"
+)
+AMX_GATES = {
+    "amx": "CPUID: the processor has no AMX-TILE with AMX-BF16",
+    "os_amx": "XCR0: the operating system does not save AMX tiles",
+    "amx_palette": "palette: CPUID leaf 1D offers no palette 1 with eight tiles of 1 KiB",
+    "amx_permission": "permission: arch_prctl(ARCH_REQ_XCOMP_PERM) was refused",
+}
+
+
+@pytest.fixture(params=AMX_GATES)
+def amx_gate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A processor that has everything but one gate of AMX: what is said of that gate."""
+    missing: str = request.param
+    monkeypatch.setattr(_native, "detect_cpu", lambda: cpu_without(missing))
+    monkeypatch.delenv("FORERUN_ISA", raising=False)
+    return AMX_GATES[missing]
+
+
+@needs_amx_built
+def test_doctor_names_the_gate_of_amx(amx_gate: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json", "--no-bandwidth"]) == 0
+    report = json.loads(capsys.readouterr().out)["engine"]["isa"]
+    assert report["selected"] == "avx512_bf16"
+    assert report["levels"][0] == {"name": "amx", "available": False, "reason": amx_gate}
+    assert main(["doctor", "--no-bandwidth"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"amx not available: {amx_gate}" in printed
+
+
+@needs_amx_built
+async def test_the_metrics_of_both_servers_name_the_gate_of_amx(amx_gate: str) -> None:
+    target = ScriptedTarget(lambda *_: 0)
+    target.info = dataclasses.replace(target.info, isa="avx512_bf16")
+    async with scripted_server(target) as server:
+        verify_registry = server.metrics.registry
+    async with drafting_pair() as pair:
+        draft_registry = pair.server.metrics.registry
+    for registry in (verify_registry, draft_registry):
+
+        def value(level: str, gate: str, registry: CollectorRegistry = registry) -> float | None:
+            return registry.get_sample_value("forerun_isa_info", {"level": level, "gate": gate})
+
+        assert value("amx", amx_gate) == 0
+        assert value("avx512_bf16", "") == 1
+        assert value("scalar", "") == 0
+
+
+@needs_amx_built
+@pytest.mark.parametrize("command", ["doctor", "bench engine", "serve-verify", "serve-draft"])
+def test_a_forced_level_that_cannot_run_is_one_line_of_error(command: str) -> None:
+    """The gates as they are here; where all of them hold, there is nothing to refuse."""
+    levels = isa_report(forced="")["levels"]
+    if levels[0]["available"]:
+        pytest.skip("this processor runs every level")
+    run = [sys.executable, "-m", "forerun.cli", *command.split()]
+    if command.startswith("serve"):
+        run += ["--listen", "127.0.0.1:0"]
+    environment = {**os.environ, "FORERUN_ISA": "amx"}
+    out = subprocess.run(run, env=environment, capture_output=True, text=True, timeout=120)
+    assert out.returncode == 1
+    printed = " ".join((out.stdout + out.stderr).split())
+    assert f"ISA level 'amx' cannot run here ({levels[0]['reason']})" in printed
+    assert "Traceback" not in printed
+
+
+@needs_amx_built
 @pytest.mark.parametrize(
     ("missing", "selected", "failed", "gate"),
     [

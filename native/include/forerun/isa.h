@@ -10,6 +10,7 @@ namespace forerun {
 
 // What the processor reports and the operating system allows.
 struct CpuFeatures {
+  bool x86_64_v2 = false;       // CPUID: SSSE3, SSE4.1, SSE4.2 and POPCNT, which NumPy needs
   bool avx2 = false;            // CPUID: AVX2 and FMA
   bool os_avx = false;          // XCR0: the system saves YMM registers
   bool avx512 = false;          // CPUID: AVX-512 F, BW, DQ, VL
