@@ -64,7 +64,7 @@ void Attention::plan(const std::vector<AttentionSequence>& sequences,
   int max_tree = 0;
   for (int s = 0; s < static_cast<int>(sequences.size()); ++s) {
     const AttentionSequence& seq = sequences[s];
-    max_tree = std::max(max_tree, seq.rows);
+    max_tree = std::max(max_tree, seq.earlier + seq.rows);
     for (int first = seq.first; first < seq.first + seq.rows; first += tile_rows_) {
       tiles_.push_back({s, first, std::min(tile_rows_, seq.first + seq.rows - first)});
       int low = std::numeric_limits<int>::max(), high = 0;
@@ -155,7 +155,7 @@ void Attention::run(const Task& task, int layer, Scratch& scratch, const float* 
   // Scores: storage index and position agree in the prefix, and in a chain everywhere.
   float* s = scratch.s.data();
   const int direct_end = tree ? std::min(seq.prefix, farthest) : farthest;
-  const int stored = seq.prefix + seq.rows;
+  const int stored = seq.stored();
   if (direct_end > start) {
     score(seq, layer, task.head, start / kLanes, (direct_end + kLanes - 1) / kLanes, stored,
           scratch.q.data(), queries, s, kRange, scratch);

@@ -24,12 +24,17 @@ struct AttentionSequence {
   int first;   // its first row in the call
   int rows;
   const std::int32_t* pages;
+  int earlier = 0;  // new rows of earlier calls, which lie between the prefix and those of this one
+
+  int stored() const { return prefix + earlier + rows; }
 };
 
 struct AttentionRow {
   int sequence;
-  int position;              // prefix + depth
-  const std::int32_t* path;  // new rows it sees, one a depth, itself last; null: a chain
+  int position;  // prefix + depth
+  // New rows it sees, those of earlier calls counted first, one a depth, itself last; null: a
+  // chain.
+  const std::int32_t* path;
 };
 
 struct AttentionConfig {
