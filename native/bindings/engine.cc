@@ -9,41 +9,26 @@
 #include <string>
 #include <utility>
 
+#include "arrays.h"
 #include "forerun/forward.h"
 
 namespace py = pybind11;
 using forerun::Engine;
 using forerun::Model;
+using forerun_bindings::Array;
+using forerun_bindings::expect_rank;
+using forerun_bindings::expect_rotations;
+using forerun_bindings::extent;
 
 namespace {
-
-template <class T>
-using Array = py::array_t<T, py::array::c_style>;
-
-template <class T>
-void expect_rank(const Array<T>& array, int rank, const char* name) {
-  if (array.ndim() != rank) {
-    throw std::invalid_argument(std::string(name) + " has " + std::to_string(array.ndim()) +
-                                " dimensions; it must have " + std::to_string(rank));
-  }
-}
-
-int extent(py::ssize_t n) { return static_cast<int>(n); }
 
 std::unique_ptr<Engine> make_engine(std::shared_ptr<const Model> model, bool bf16, int page_size,
                                     int pages, int max_rows, int threads, std::vector<int> cpus,
                                     std::string isa, const Array<float>& cos,
                                     const Array<float>& sin) {
-  expect_rank(cos, 2, "cos");
-  expect_rank(sin, 2, "sin");
-  const int half = model->config().head_dim / 2;
-  if (cos.shape(1) != half || sin.shape(1) != half || sin.shape(0) != cos.shape(0)) {
-    throw std::invalid_argument("cos and sin must both have shape [max_context, " +
-                                std::to_string(half) + "]");
-  }
-  forerun::ForwardConfig config{
-      bf16,    page_size,       pages,         max_rows, extent(cos.shape(0)),
-      threads, std::move(cpus), std::move(isa)};
+  const int max_context = expect_rotations(cos, sin, model->config().head_dim);
+  forerun::ForwardConfig config{bf16,        page_size, pages,           max_rows,
+                                max_context, threads,   std::move(cpus), std::move(isa)};
   py::gil_scoped_release released;
   return std::make_unique<Engine>(std::move(model), config, cos.data(), sin.data());
 }

@@ -128,17 +128,12 @@ void Engine::plan(const std::vector<NewRows>& batch) {
 void Engine::gemm(int thread, const std::uint16_t* w, int n, int k, const void* a, std::size_t lda,
                   int rows, const std::vector<float>& bias, Epilogue epilogue, float* c,
                   void* act) {
-  // Pairs of blocks, so that gate and up stay together.
-  const long long pairs = (n + 2 * kLanes - 1) / (2 * kLanes);
-  const int blocks = (n + kLanes - 1) / kLanes;
   Gemm g{};
   g.a = a;
   g.lda = lda;
   g.rows = rows;
   g.w = w;
   g.k = k;
-  g.block_begin = static_cast<int>(pairs * thread / pool_.size()) * 2;
-  g.block_end = std::min(blocks, static_cast<int>(pairs * (thread + 1) / pool_.size()) * 2);
   g.bias = bias.empty() ? nullptr : bias.data();
   g.epilogue = epilogue;
   g.c = c;
@@ -148,6 +143,7 @@ void Engine::gemm(int thread, const std::uint16_t* w, int n, int k, const void* 
   g.best = best_[thread].data();
   g.best_id = best_id_[thread].data();
   g.id_limit = model_->config().vocab_size;
+  share_blocks(g, n, thread, pool_.size());
   if (g.block_begin < g.block_end) kernels_.gemm(g);
 }
 

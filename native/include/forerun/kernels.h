@@ -5,8 +5,11 @@
 // how many rows a call has. Each level has its own sequence.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+
+#include "forerun/packed.h"
 
 namespace forerun {
 
@@ -36,6 +39,15 @@ struct Gemm {
   std::int32_t* best_id;  // kArgmax: [rows]
   int id_limit;           // kArgmax: outputs from here on are left out
 };
+
+// Gives g a thread's share of a product with n outputs: pairs of blocks, so that
+// gate and up stay together. It may be empty.
+inline void share_blocks(Gemm& g, int n, int thread, int threads) {
+  const int blocks = (n + kLanes - 1) / kLanes;
+  const long long pairs = (blocks + 1) / 2;
+  g.block_begin = static_cast<int>(pairs * thread / threads) * 2;
+  g.block_end = std::min(blocks, static_cast<int>(pairs * (thread + 1) / threads) * 2);
+}
 
 // c[rows, 16 * num_blocks] (+)= a[rows, k] * blocks, in the precision of the KV cache.
 // On tiles `a` is rounded to bfloat16.
