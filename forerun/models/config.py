@@ -105,7 +105,7 @@ def config_from_hugging_face(
         num_kv_heads=fields.integer("num_key_value_heads", default_kv_heads),
         head_dim=fields.integer("head_dim", default_head_dim),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=_rope(fields, max_positions),
+        rope=rope_from_fields(fields, max_positions),
         max_positions=max_positions,
         tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         attention_bias=has_bias or architecture == "qwen2",
@@ -136,7 +136,8 @@ def _refuse_unsupported(fields: Fields) -> None:
         raise fields.error("quantization_config", method, "no quantisation (or a GGUF file)")
 
 
-def _rope(fields: Fields, max_positions: int) -> RopeConfig:
+def rope_from_fields(fields: Fields, max_positions: int) -> RopeConfig:
+    """The rotation of a parsed config.json. Raises ModelError for a type that is not computed."""
     for key in ("rope_parameters", "rope_scaling"):
         if fields.has(key) and not isinstance(fields.table[key], dict):
             raise fields.error(key, fields.table[key], "an object")
