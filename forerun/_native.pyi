@@ -172,3 +172,46 @@ class Engine:
     def compact(self, pages: NDArray[np.int32], prefix: int, rows: NDArray[np.int32]) -> None: ...
     def poison(self, page: int) -> None: ...
     def token_kv(self, slot: int) -> bytes: ...
+
+class HeadWeights:
+    def __init__(
+        self,
+        *,
+        feature_size: int,
+        hidden_size: int,
+        intermediate_size: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        vocab_rows: int,
+        rms_norm_eps: float,
+        draft_ids: list[int],
+    ) -> None: ...
+    def load_rows(self, name: str, first_row: int, values: NDArray[np.uint16]) -> None: ...
+    def load_vector(self, name: str, values: NDArray[np.uint16]) -> None: ...
+    def check_complete(self) -> None: ...
+    @property
+    def weight_bytes(self) -> int: ...
+
+class DraftHead:
+    def __init__(
+        self,
+        *,
+        weights: HeadWeights,
+        bf16: bool,
+        page_size: int,
+        pages: int,
+        max_rows: int,
+        threads: int,
+        cpus: list[int],
+        isa: str,
+        cos: NDArray[np.float32],
+        sin: NDArray[np.float32],
+        top_k: int,
+    ) -> None: ...
+    def draft(
+        self,
+        batch: list[tuple[int, NDArray[np.uint16], NDArray[np.int32], NDArray[np.int32], int, int]],
+        min_product: float,
+        seconds: float,
+    ) -> list[tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]]: ...

@@ -16,7 +16,7 @@ from forerun.engine.config import EngineConfig
 from forerun.engine.interface import EngineInfo, Rows, RowsOut, Sequence
 from forerun.engine.isa import isa_report, pinned_cpus
 from forerun.engine.pages import PagePool
-from forerun.engine.weights import Progress, load_model, rotations
+from forerun.engine.weights import Progress, angles, load_model
 from forerun.hardware import default_threads
 from forerun.models import Checkpoint, ModelConfig
 
@@ -52,7 +52,7 @@ class Engine:
             pages * config.page_size,
         )
         model = load_model(checkpoint, config.vocab_size, progress)
-        cos, sin = rotations(model_config, max_context)
+        cos, sin = angles(model_config.rope, model_config.head_dim, max_context)
         native = _native.Engine(
             model=model,
             bf16=config.dtype == "bfloat16",

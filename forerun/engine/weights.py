@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun import _native
-from forerun.models import Checkpoint, ModelConfig
+from forerun.models import Checkpoint, RopeConfig
 
 Progress = Callable[[int, int], None]
 
@@ -89,15 +89,13 @@ def load_model(
     return model
 
 
-def rotations(
-    config: ModelConfig, max_context: int
+def angles(
+    rope: RopeConfig, head_dim: int, max_context: int
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """cos and sin of every position's angles, float32 [max_context, head_dim / 2].
 
     Angles are float32 products, as Transformers computes them.
     """
     positions = np.arange(max_context, dtype=np.float32)
-    angles = np.outer(positions, config.rope.inverse_frequencies(config.head_dim)).astype(
-        np.float32
-    )
-    return np.cos(angles), np.sin(angles)
+    products = np.outer(positions, rope.inverse_frequencies(head_dim)).astype(np.float32)
+    return np.cos(products), np.sin(products)

@@ -1,0 +1,200 @@
+"""Owns a draft head: its weights, its paged KV cache and the threads that run it.
+
+A round is one native call: the committed rows that the cache lacks, then one pass a depth of the
+tree. This side keeps the books, as for a target's engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun import _native
+from forerun.engine.config import EngineConfig
+from forerun.engine.interface import Sequence
+from forerun.engine.isa import isa_report, pinned_cpus
+from forerun.engine.pages import PagePool
+from forerun.engine.weights import angles
+from forerun.hardware import default_threads
+from forerun.models import Checkpoint
+from forerun.models.eagle3 import EMBEDDING, Eagle3Checkpoint
+
+_MATRICES = {
+    "fc.weight": "fc",
+    "midlayer.self_attn.q_proj.weight": "q",
+    "midlayer.self_attn.k_proj.weight": "k",
+    "midlayer.self_attn.v_proj.weight": "v",
+    "midlayer.self_attn.o_proj.weight": "o",
+    "midlayer.mlp.gate_proj.weight": "gate",
+    "midlayer.mlp.up_proj.weight": "up",
+    "midlayer.mlp.down_proj.weight": "down",
+    "lm_head.weight": "head",
+    EMBEDDING: "embedding",
+}
+_VECTORS = {
+    "midlayer.input_layernorm.weight": "input_norm",
+    "midlayer.hidden_norm.weight": "hidden_norm",
+    "midlayer.post_attention_layernorm.weight": "mlp_norm",
+    "norm.weight": "final_norm",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HeadInfo:
+    """What a head needs and holds. taps: see Eagle3Config. feature_size: elements of one row of
+    hidden states. max_context: positions. max_rows: committed rows of all sessions in one call."""
+
+    taps: tuple[int, ...]
+    feature_size: int
+    max_context: int
+    max_rows: int
+    page_size: int
+    pages_total: int
+    weight_bytes: int
+
+
+@dataclass(slots=True)
+class HeadRows:
+    """One session's part of a round.
+
+    features: uint16 holding bfloat16 bits, [n, feature_size], the target's hidden states of the
+    next n positions behind sequence.length. token_ids: int32 [n], for each of them the token at
+    the position after it. nodes, depth: the largest tree wanted; 0 caches the rows and no more.
+    """
+
+    sequence: Sequence
+    features: NDArray[np.uint16]
+    token_ids: NDArray[np.int32]
+    nodes: int = 0
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedNodes:
+    """Nodes below the root, the likeliest first. token_ids, parents: int32 [n]; parent -1 is the
+    root, and parents come first. probabilities: float32 [n], given the parent."""
+
+    token_ids: NDArray[np.int32]
+    parents: NDArray[np.int32]
+    probabilities: NDArray[np.float32]
+
+
+class DraftHead:
+    """An EAGLE-3 head over the native module. Everything but `info` is called from one thread."""
+
+    def __init__(self, native: _native.DraftHead, info: HeadInfo) -> None:
+        self.info = info
+        self._native = native
+        self._pool = PagePool(info.pages_total, info.page_size)
+
+    @classmethod
+    def load(
+        cls, head: Eagle3Checkpoint, target: Checkpoint, config: EngineConfig, top_k: int = 8
+    ) -> DraftHead:
+        """Reads the weights, the embedding from the target where the head has none.
+
+        top_k: children of a node at most. Raises ValueError for what cannot run, naming it.
+        """
+        shape = head.config
+        weights = _native.HeadWeights(
+            feature_size=len(shape.taps) * shape.target_hidden_size,
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            heads=shape.num_heads,
+            kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            vocab_rows=shape.vocab_size,
+            rms_norm_eps=shape.rms_norm_eps,
+            draft_ids=head.draft_ids.tolist(),
+        )
+        for name in head.tensor_shapes:
+            for first_row, values in head.rows(name):
+                if name in _VECTORS:
+                    weights.load_vector(_VECTORS[name], values)
+                else:
+                    weights.load_rows(_MATRICES[name], first_row, values)
+        if not head.has_embedding:
+            embedding = "model.embed_tokens.weight"
+            for start in range(0, shape.vocab_size, 4096):
+                stop = min(start + 4096, shape.vocab_size)
+                weights.load_rows("embedding", start, target.read_rows(embedding, start, stop))
+        weights.check_complete()
+
+        threads = config.threads or default_threads().count
+        pages = config.kv_tokens // config.page_size
+        max_context = min(
+            config.max_context or target.config.max_positions, pages * config.page_size
+        )
+        cos, sin = angles(shape.rope, shape.head_dim, max_context)
+        native = _native.DraftHead(
+            weights=weights,
+            bf16=config.dtype == "bfloat16",
+            page_size=config.page_size,
+            pages=pages,
+            max_rows=config.max_rows,
+            threads=threads,
+            cpus=pinned_cpus(threads) if config.pin else [],
+            isa=isa_report(forced=config.isa)["selected"],
+            cos=cos,
+            sin=sin,
+            top_k=top_k,
+        )
+        info = HeadInfo(
+            taps=shape.taps,
+            feature_size=len(shape.taps) * shape.target_hidden_size,
+            max_context=max_context,
+            max_rows=config.max_rows,
+            page_size=config.page_size,
+            pages_total=pages,
+            weight_bytes=weights.weight_bytes,
+        )
+        return cls(native, info)
+
+    @property
+    def pages_free(self) -> int:
+        return self._pool.free
+
+    def open(self) -> Sequence:
+        """An empty sequence, which holds no pages."""
+        return Sequence()
+
+    def reserve(self, sequence: Sequence, length: int) -> bool:
+        """Holds pages for `length` rows; False, and no change, where the pool cannot."""
+        return self._pool.grow(sequence, length)
+
+    def draft(
+        self, batch: SequenceOf[HeadRows], min_product: float, seconds: float
+    ) -> list[DraftedNodes]:
+        """Caches the rows, whose sequences grow by them, and drafts a tree for each session.
+
+        Pages for the new rows and `nodes` more must be held. min_product: nodes whose path is less
+        probable are not proposed. seconds: the last pass begins so that it should end by then.
+        Raises ValueError for rows out of limits or without pages.
+        """
+        drafted = self._native.draft(
+            [
+                (
+                    rows.sequence.length,
+                    np.ascontiguousarray(rows.features),
+                    np.ascontiguousarray(rows.token_ids, dtype=np.int32),
+                    np.asarray(rows.sequence.pages, dtype=np.int32),
+                    rows.nodes,
+                    rows.depth,
+                )
+                for rows in batch
+            ],
+            min_product,
+            seconds,
+        )
+        for rows in batch:
+            rows.sequence.length += len(rows.token_ids)
+            self._pool.shrink(rows.sequence, rows.sequence.length)
+        return [DraftedNodes(*nodes) for nodes in drafted]
+
+    def release(self, sequence: Sequence) -> None:
+        """Frees all pages of a sequence, which is not used again; idempotent."""
+        sequence.length = 0
+        self._pool.shrink(sequence, 0)

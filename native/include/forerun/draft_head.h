@@ -1,0 +1,163 @@
+// An EAGLE-3 draft head (arXiv:2503.01840): one decoder layer over the target's
+// hidden states, with a KV cache of its own and a draft vocabulary.
+//
+// The row of position p takes the target's hidden states at p and the embedding
+// of token p + 1, and predicts token p + 2. Rows of committed tokens are kept;
+// while a tree grows, a node's row takes its parent's own output for the hidden
+// states that the target has not computed yet.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "forerun/attention.h"
+#include "forerun/draft_tree.h"
+#include "forerun/kernels.h"
+#include "forerun/kv_cache.h"
+#include "forerun/thread_pool.h"
+
+namespace forerun {
+
+struct HeadConfig {
+  int feature_size;       // taps x hidden size of the target; a multiple of 16
+  int hidden_size;        // a multiple of 16
+  int intermediate_size;  // a multiple of 16
+  int heads;
+  int kv_heads;    // divides heads
+  int head_dim;    // a multiple of 16
+  int vocab_rows;  // rows of the embedding
+  int draft_vocab;
+  float rms_norm_eps;
+
+  int q_size() const { return heads * head_dim; }
+  int kv_size() const { return kv_heads * head_dim; }
+  int qkv_size() const { return q_size() + 2 * kv_size(); }
+};
+
+// Owns the weights, filled row by row. Matrices: "fc" [hidden, features], "q", "k", "v" [.., 2 x
+// hidden], "o", "gate", "up", "down", "head" [draft_vocab, hidden], "embedding" [vocab_rows,
+// hidden]. Vectors [hidden]: "input_norm", "hidden_norm", "mlp_norm", "final_norm".
+class HeadWeights {
+ public:
+  // Throws std::invalid_argument for an impossible configuration, or draft ids that are not
+  // draft_vocab tokens of the vocabulary.
+  HeadWeights(const HeadConfig& config, std::vector<std::int32_t> draft_ids);
+
+  // Both throw std::invalid_argument for an unknown name or a wrong shape.
+  void load_rows(const std::string& name, int first_row, const std::uint16_t* values, int rows,
+                 int columns);
+  void load_vector(const std::string& name, const std::uint16_t* values, int size);
+  // Throws std::invalid_argument where a matrix or norm was not stored whole.
+  void check_complete() const;
+
+  const HeadConfig& config() const { return config_; }
+  std::size_t weight_bytes() const { return arena_.bytes(); }
+  std::int32_t target_id(int draft_id) const { return draft_ids_[draft_id]; }
+  void embed(int token, float* out) const;
+
+  // Packed; gate and up blocks alternate.
+  std::uint16_t *fc, *qkv, *o, *gate_up, *down, *head;
+  std::vector<float> input_norm, hidden_norm, mlp_norm, final_norm;
+
+ private:
+  struct Place {
+    std::string name;
+    int rows, columns;
+    std::uint16_t* base;
+    int first_block, block_stride;
+    int loaded = 0;
+  };
+
+  HeadConfig config_;
+  std::vector<std::int32_t> draft_ids_;
+  HugeBuffer arena_;
+  std::uint16_t* embedding_;  // row-major
+  std::vector<Place> places_;
+};
+
+// One session's part of a round: committed rows that the cache lacks, then a tree.
+struct HeadRows {
+  int cached;                     // rows in the cache
+  int rows;                       // new ones, at least 1
+  const std::uint16_t* features;  // [rows, feature_size], bfloat16
+  const std::int32_t* tokens;     // [rows]: of a row at position p, token p + 1
+  const std::int32_t* pages;
+  int num_pages;
+  DraftLimits limits;  // nodes 0: the rows are cached and nothing is drafted
+};
+
+struct HeadRun {
+  bool bf16;  // precision of activations and KV; else float32
+  int page_size, pages;
+  int max_rows;     // in one pass
+  int max_context;  // positions
+  int threads;
+  std::vector<int> cpus;  // to pin to, or empty
+  std::string isa;
+  int top_k;  // children of a node at most
+};
+
+class DraftHead {
+ public:
+  // cos and sin: [max_context, head_dim / 2] each. Throws std::invalid_argument
+  // for an impossible configuration.
+  DraftHead(std::shared_ptr<const HeadWeights> weights, const HeadRun& run, const float* cos,
+            const float* sin);
+
+  // Caches the new rows of all sessions, then grows one tree a session, one
+  // pass a depth for all of them, until nothing promising is left or the next
+  // pass would end later than `seconds` from the call. The trees hold the best
+  // nodes. Throws std::invalid_argument for rows, tokens or pages out of range.
+  std::vector<DraftTree> draft(const std::vector<HeadRows>& batch, double seconds);
+
+  const HeadWeights& weights() const { return *weights_; }
+  KvCache& cache() { return cache_; }
+  const HeadRun& config() const { return run_; }
+
+ private:
+  struct Predicted {
+    int row;      // of the pass
+    int session;  // of the batch
+    int node;     // whose children it gives, -1: the root's
+  };
+
+  void check(const std::vector<HeadRows>& batch) const;
+  void plan_committed(const std::vector<HeadRows>& batch);
+  void plan_nodes(const std::vector<HeadRows>& batch, std::vector<DraftTree>& trees);
+  void run_pass(std::vector<DraftTree>& trees, const HeadRows* features);
+  void take_features(int thread, const HeadRows* batch);
+  void layer(int thread);
+  void predict(int thread);
+  void top(const float* probabilities, float sum, std::vector<std::pair<float, int>>& best) const;
+  void gemm(int thread, const std::uint16_t* w, int n, int k, const void* a, std::size_t lda,
+            int rows, Epilogue epilogue, float* c, std::size_t ldc, void* act);
+  void for_rows(int thread, int count, const std::function<void(int)>& f) const;
+  void* act(int row) const;
+  int rows() const { return static_cast<int>(rows_.size()); }
+
+  std::shared_ptr<const HeadWeights> weights_;
+  const HeadRun run_;
+  const Kernels& kernels_;
+  KvCache cache_;
+  ThreadPool pool_;
+  Attention attention_;
+  std::vector<float> cos_, sin_;
+
+  // The plan of one pass.
+  std::vector<AttentionSequence> sequences_;
+  std::vector<AttentionRow> rows_;
+  std::vector<std::int32_t> tokens_, slots_, paths_;
+  std::vector<Predicted> predicted_;
+  std::vector<std::vector<std::pair<float, int>>> children_;  // of each predicted row
+
+  // Outputs of the rows that went through the head this round, by session.
+  std::vector<std::vector<float>> outputs_;
+
+  HugeBuffer x_, qkv_, scratch_, act_, wide_, logits_;
+  std::size_t ld_act_, ld_logits_;
+};
+
+}  // namespace forerun

@@ -1,0 +1,328 @@
+#include "forerun/draft_head.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <stdexcept>
+#include <utility>
+
+#include "forerun/isa.h"
+
+namespace forerun {
+namespace {
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void require(bool holds, const char* name, long long value, const std::string& rule) {
+  if (!holds)
+    throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) +
+                                "; it must be " + rule);
+}
+
+}  // namespace
+
+DraftHead::DraftHead(std::shared_ptr<const HeadWeights> weights, const HeadRun& run,
+                     const float* cos, const float* sin)
+    : weights_(std::move(weights)),
+      run_(run),
+      kernels_(*kernels_for(run.isa, run.bf16)),
+      cache_({1, weights_->config().kv_heads, weights_->config().head_dim, run.page_size, run.pages,
+              run.bf16}),
+      pool_(run.threads, run.cpus, kernels_.thread_begin, kernels_.thread_end),
+      attention_(kernels_, cache_,
+                 {weights_->config().heads,
+                  1.0f / std::sqrt(static_cast<float>(weights_->config().head_dim)), 0.0f, 0},
+                 run.threads) {
+  require(run.max_rows > 0, "max_rows", run.max_rows, "at least 1");
+  require(run.max_context > 0, "max_context", run.max_context, "at least 1");
+  require(run.top_k > 0, "top_k", run.top_k, "at least 1");
+  const HeadConfig& c = weights_->config();
+  const std::size_t rotations = static_cast<std::size_t>(run.max_context) * (c.head_dim / 2);
+  cos_.assign(cos, cos + rotations);
+  sin_.assign(sin, sin + rotations);
+  const std::size_t r = run.max_rows, spare = r + kernels_.spare_rows;
+  ld_act_ = std::max({c.feature_size, 2 * c.hidden_size, c.q_size()});
+  ld_logits_ = round_up(c.draft_vocab, kLanes);
+  x_ = HugeBuffer(r * c.hidden_size * sizeof(float), false);
+  qkv_ = HugeBuffer(r * c.qkv_size() * sizeof(float), false);
+  scratch_ = HugeBuffer(static_cast<std::size_t>(run.threads) *
+                            std::max(c.feature_size, c.hidden_size) * sizeof(float),
+                        false);
+  act_ = HugeBuffer(spare * ld_act_ * kernels_.act_bytes, false);
+  wide_ = HugeBuffer(spare * c.intermediate_size * kernels_.act_bytes, false);
+  logits_ = HugeBuffer(r * ld_logits_ * sizeof(float), false);
+}
+
+void DraftHead::check(const std::vector<HeadRows>& batch) const {
+  long long total = 0;
+  for (const HeadRows& s : batch) {
+    require(s.rows >= 1, "rows", s.rows, "at least 1");
+    require(s.cached >= 0, "cached", s.cached, "at least 0");
+    const bool drafts = s.limits.nodes > 0 && s.limits.depth > 0;
+    // A node as deep as the limit has no row.
+    const long long length = static_cast<long long>(s.cached) + s.rows,
+                    deepest = length + (drafts ? s.limits.depth - 1 : 0),
+                    stored = length + (drafts ? s.limits.nodes : 0);
+    require(deepest <= run_.max_context, "cached + rows + depth - 1", deepest,
+            "at most " + std::to_string(run_.max_context));
+    const long long pages = (stored + run_.page_size - 1) / run_.page_size;
+    require(s.num_pages >= pages, "pages held", s.num_pages, "at least " + std::to_string(pages));
+    for (int i = 0; i < s.num_pages; ++i) {
+      require(s.pages[i] >= 0 && s.pages[i] < run_.pages, "page", s.pages[i],
+              "0 to " + std::to_string(run_.pages - 1));
+    }
+    for (int i = 0; i < s.rows; ++i) {
+      require(s.tokens[i] >= 0 && s.tokens[i] < weights_->config().vocab_rows, "token id",
+              s.tokens[i], "0 to " + std::to_string(weights_->config().vocab_rows - 1));
+    }
+    total += s.rows;
+  }
+  require(total >= 1 && total <= run_.max_rows, "rows of the batch", total,
+          "1 to " + std::to_string(run_.max_rows));
+}
+
+std::vector<DraftTree> DraftHead::draft(const std::vector<HeadRows>& batch, double seconds) {
+  const double end = now() + seconds;
+  check(batch);
+  std::vector<DraftTree> trees;
+  for (const HeadRows& s : batch) trees.emplace_back(s.limits);
+  outputs_.assign(batch.size(), {});
+  plan_committed(batch);
+  double began = now();
+  run_pass(trees, batch.data());
+  while (true) {
+    // A pass over few rows takes no longer than the one before it.
+    const double last = now() - began;
+    began = now();
+    if (began + last > end) break;
+    plan_nodes(batch, trees);
+    if (rows() == 0) break;
+    run_pass(trees, nullptr);
+  }
+  return trees;
+}
+
+void DraftHead::plan_committed(const std::vector<HeadRows>& batch) {
+  sequences_.clear();
+  rows_.clear();
+  tokens_.clear();
+  slots_.clear();
+  predicted_.clear();
+  for (int s = 0; s < static_cast<int>(batch.size()); ++s) {
+    const HeadRows& b = batch[s];
+    sequences_.push_back({b.cached, rows(), b.rows, b.pages});
+    for (int i = 0; i < b.rows; ++i) {
+      rows_.push_back({s, b.cached + i, nullptr});
+      tokens_.push_back(b.tokens[i]);
+      slots_.push_back(cache_.slot(b.pages, b.cached + i));
+    }
+    if (b.limits.nodes > 0 && b.limits.depth > 0) predicted_.push_back({rows() - 1, s, -1});
+  }
+}
+
+void DraftHead::plan_nodes(const std::vector<HeadRows>& batch, std::vector<DraftTree>& trees) {
+  const HeadConfig& c = weights_->config();
+  const std::size_t h = c.hidden_size;
+  std::vector<std::vector<int>> chosen;
+  std::size_t path_sizes = 0;
+  int room = run_.max_rows;
+  for (DraftTree& tree : trees) {
+    chosen.push_back(tree.unexpanded());
+    std::vector<int>& nodes = chosen.back();
+    if (static_cast<int>(nodes.size()) > room) nodes.resize(room);
+    room -= static_cast<int>(nodes.size());
+    for (const int node : nodes) path_sizes += tree.node(node).depth;
+  }
+  sequences_.clear();
+  rows_.clear();
+  tokens_.clear();
+  slots_.clear();
+  predicted_.clear();
+  paths_.clear();
+  paths_.reserve(path_sizes);  // rows point into it
+  for (int s = 0; s < static_cast<int>(batch.size()); ++s) {
+    if (chosen[s].empty()) continue;
+    DraftTree& tree = trees[s];
+    const int prefix = batch[s].cached + batch[s].rows;
+    // Row 0 of the outputs is that of the root.
+    const int earlier = static_cast<int>(outputs_[s].size() / h) - 1;
+    const int sequence = static_cast<int>(sequences_.size()), first = rows();
+    int next = earlier;
+    for (const int node : chosen[s]) {
+      // No room in the pages: what is cached behind the nodes of this round is not ours.
+      if (next == tree.limits().nodes) break;
+      tree.node(node).row = next;
+      const auto start = paths_.size();
+      for (int n = node; n >= 0; n = tree.node(n).parent) paths_.push_back(tree.node(n).row);
+      std::reverse(paths_.begin() + start, paths_.end());
+      const int depth = tree.node(node).depth;
+      rows_.push_back({sequence, prefix + depth - 1, paths_.data() + start});
+      tokens_.push_back(tree.node(node).token);
+      slots_.push_back(cache_.slot(batch[s].pages, prefix + next));
+      const int parent = tree.node(node).parent;
+      const std::size_t from = parent < 0 ? 0 : tree.node(parent).row + 1;
+      std::copy_n(outputs_[s].begin() + from * h, h,
+                  x_.as<float>() + static_cast<std::size_t>(rows() - 1) * h);
+      predicted_.push_back({rows() - 1, s, node});
+      ++next;
+    }
+    if (rows() > first)
+      sequences_.push_back({prefix, first, rows() - first, batch[s].pages, earlier});
+  }
+}
+
+void DraftHead::run_pass(std::vector<DraftTree>& trees, const HeadRows* batch) {
+  attention_.plan(sequences_, rows_);
+  children_.resize(predicted_.size());
+  pool_.run([&](int thread) {
+    if (batch != nullptr) take_features(thread, batch);
+    layer(thread);
+    predict(thread);
+  });
+  const std::size_t h = weights_->config().hidden_size;
+  for (std::size_t i = 0; i < predicted_.size(); ++i) {
+    const Predicted& p = predicted_[i];
+    const float* x = x_.as<float>() + p.row * h;
+    outputs_[p.session].insert(outputs_[p.session].end(), x, x + h);
+    for (const auto& [probability, id] : children_[i]) {
+      trees[p.session].add(p.node, weights_->target_id(id), probability);
+    }
+  }
+}
+
+void DraftHead::for_rows(int thread, int count, const std::function<void(int)>& f) const {
+  for (int i = thread; i < count; i += pool_.size()) f(i);
+}
+
+void* DraftHead::act(int row) const {
+  return act_.as<unsigned char>() + row * ld_act_ * kernels_.act_bytes;
+}
+
+void DraftHead::gemm(int thread, const std::uint16_t* w, int n, int k, const void* a,
+                     std::size_t lda, int rows, Epilogue epilogue, float* c, std::size_t ldc,
+                     void* act) {
+  Gemm g{};
+  g.a = a;
+  g.lda = lda;
+  g.rows = rows;
+  g.w = w;
+  g.k = k;
+  g.epilogue = epilogue;
+  g.c = c;
+  g.ldc = ldc;
+  g.act = act;
+  g.ld_act = weights_->config().intermediate_size;
+  share_blocks(g, n, thread, pool_.size());
+  if (g.block_begin < g.block_end) kernels_.gemm(g);
+}
+
+void DraftHead::take_features(int thread, const HeadRows* batch) {
+  const HeadConfig& c = weights_->config();
+  float* features = scratch_.as<float>() +
+                    static_cast<std::size_t>(thread) * std::max(c.feature_size, c.hidden_size);
+  for_rows(thread, rows(), [&](int row) {
+    const AttentionSequence& sequence = sequences_[rows_[row].sequence];
+    const std::uint16_t* from = batch[rows_[row].sequence].features +
+                                static_cast<std::size_t>(row - sequence.first) * c.feature_size;
+    std::transform(from, from + c.feature_size, features, bf16_to_float);
+    kernels_.to_act(features, c.feature_size, act(row));
+  });
+  pool_.barrier();
+  gemm(thread, weights_->fc, c.hidden_size, c.feature_size, act(0), ld_act_, rows(),
+       Epilogue::kStore, x_.as<float>(), c.hidden_size, nullptr);
+  pool_.barrier();
+}
+
+void DraftHead::layer(int thread) {
+  const HeadConfig& c = weights_->config();
+  const int h = c.hidden_size, d = c.head_dim;
+  auto* x = x_.as<float>();
+  auto* qkv = qkv_.as<float>();
+  float* scratch =
+      scratch_.as<float>() + static_cast<std::size_t>(thread) * std::max(c.feature_size, h);
+  const auto norm = [&](const float* from, const std::vector<float>& weight, void* to) {
+    kernels_.rms_norm(from, weight.data(), h, c.rms_norm_eps, scratch);
+    kernels_.to_act(scratch, h, to);
+  };
+  for_rows(thread, rows(), [&](int row) {
+    auto* input = static_cast<unsigned char*>(act(row));
+    weights_->embed(tokens_[row], scratch);
+    norm(scratch, weights_->input_norm, input);
+    norm(x + static_cast<std::size_t>(row) * h, weights_->hidden_norm,
+         input + h * kernels_.act_bytes);
+  });
+  pool_.barrier();
+  gemm(thread, weights_->qkv, c.qkv_size(), 2 * h, act(0), ld_act_, rows(), Epilogue::kStore, qkv,
+       c.qkv_size(), nullptr);
+  pool_.barrier();
+  for_rows(thread, rows(), [&](int row) {
+    float* q = qkv + static_cast<std::size_t>(row) * c.qkv_size();
+    const std::size_t rotation = static_cast<std::size_t>(rows_[row].position) * (d / 2);
+    for (int head = 0; head < c.heads + c.kv_heads; ++head) {
+      kernels_.rope(q + head * d, cos_.data() + rotation, sin_.data() + rotation, d);
+    }
+    for (int head = 0; head < c.kv_heads; ++head) {
+      const float* key = q + c.q_size() + head * d;
+      cache_.write(0, slots_[row], head, key, key + c.kv_size());
+    }
+  });
+  pool_.barrier();
+  attention_.compute(0, thread, qkv, c.qkv_size());
+  pool_.barrier();
+  attention_.merge(thread, act(0), ld_act_);
+  pool_.barrier();
+  gemm(thread, weights_->o, h, c.q_size(), act(0), ld_act_, rows(), Epilogue::kAdd, x, h, nullptr);
+  pool_.barrier();
+  for_rows(thread, rows(), [&](int row) {
+    norm(x + static_cast<std::size_t>(row) * h, weights_->mlp_norm, act(row));
+  });
+  pool_.barrier();
+  gemm(thread, weights_->gate_up, 2 * c.intermediate_size, h, act(0), ld_act_, rows(),
+       Epilogue::kSiluMul, nullptr, 0, wide_.as<void>());
+  pool_.barrier();
+  gemm(thread, weights_->down, h, c.intermediate_size, wide_.as<void>(), c.intermediate_size,
+       rows(), Epilogue::kAdd, x, h, nullptr);
+  pool_.barrier();
+}
+
+void DraftHead::predict(int thread) {
+  if (predicted_.empty()) return;
+  const HeadConfig& c = weights_->config();
+  const int h = c.hidden_size, count = static_cast<int>(predicted_.size());
+  float* scratch =
+      scratch_.as<float>() + static_cast<std::size_t>(thread) * std::max(c.feature_size, h);
+  for_rows(thread, count, [&](int i) {
+    kernels_.rms_norm(x_.as<float>() + static_cast<std::size_t>(predicted_[i].row) * h,
+                      weights_->final_norm.data(), h, c.rms_norm_eps, scratch);
+    kernels_.to_act(scratch, h, act(i));
+  });
+  pool_.barrier();
+  gemm(thread, weights_->head, c.draft_vocab, h, act(0), ld_act_, count, Epilogue::kStore,
+       logits_.as<float>(), ld_logits_, nullptr);
+  pool_.barrier();
+  for_rows(thread, count, [&](int i) {
+    float* logits = logits_.as<float>() + i * ld_logits_;
+    Softmax softmax{logits, c.draft_vocab, 0, 1.0f, 0.0f, 0.0f, 0.0f};
+    kernels_.softmax(softmax);
+    top(logits, softmax.sum, children_[i]);
+  });
+}
+
+void DraftHead::top(const float* weights, float sum,
+                    std::vector<std::pair<float, int>>& best) const {
+  const std::size_t count = std::min(run_.top_k, weights_->config().draft_vocab);
+  best.clear();
+  for (int id = 0; id < weights_->config().draft_vocab; ++id) {
+    const float weight = weights[id];
+    if (best.size() == count && weight <= best.back().first) continue;
+    if (best.size() == count) best.pop_back();
+    auto at = best.end();
+    while (at != best.begin() && std::prev(at)->first < weight) --at;
+    best.insert(at, {weight, id});
+  }
+  for (auto& [probability, id] : best) probability /= sum;
+}
+
+}  // namespace forerun

@@ -1,0 +1,131 @@
+#include <algorithm>
+#include <set>
+#include <stdexcept>
+#include <utility>
+
+#include "forerun/draft_head.h"
+
+namespace forerun {
+namespace {
+
+void require(bool holds, const std::string& what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+void require_multiple(const char* name, int value) {
+  require(value > 0 && value % kLanes == 0,
+          std::string(name) + " is " + std::to_string(value) + "; it must be a multiple of 16");
+}
+
+}  // namespace
+
+HeadWeights::HeadWeights(const HeadConfig& c, std::vector<std::int32_t> draft_ids)
+    : config_(c), draft_ids_(std::move(draft_ids)) {
+  require_multiple("feature_size", c.feature_size);
+  require_multiple("hidden_size", c.hidden_size);
+  require_multiple("intermediate_size", c.intermediate_size);
+  require_multiple("head_dim", c.head_dim);
+  require(c.kv_heads > 0 && c.heads > 0 && c.heads % c.kv_heads == 0,
+          "heads is " + std::to_string(c.heads) + "; it must be a multiple of kv_heads, " +
+              std::to_string(c.kv_heads));
+  require(c.vocab_rows > 0 && c.draft_vocab > 0, "a vocabulary is empty");
+  require(static_cast<int>(draft_ids_.size()) == c.draft_vocab,
+          "draft_ids has " + std::to_string(draft_ids_.size()) + " entries; it must have " +
+              std::to_string(c.draft_vocab));
+  for (const std::int32_t id : draft_ids_) {
+    require(id >= 0 && id < c.vocab_rows, "a draft id stands for token " + std::to_string(id) +
+                                              "; tokens are 0 to " +
+                                              std::to_string(c.vocab_rows - 1));
+  }
+  require(std::set<std::int32_t>(draft_ids_.begin(), draft_ids_.end()).size() == draft_ids_.size(),
+          "two draft ids stand for one token");
+
+  const int h = c.hidden_size, m = c.intermediate_size;
+  const auto size = [](int n, int k) { return static_cast<std::size_t>(round_up(n, kLanes)) * k; };
+  const std::size_t sizes[] = {size(h, c.feature_size),
+                               size(c.qkv_size(), 2 * h),
+                               size(h, c.q_size()),
+                               size(2 * m, h),
+                               size(h, m),
+                               size(c.draft_vocab, h),
+                               size(c.vocab_rows, h)};
+  std::size_t total = 0;
+  for (const std::size_t s : sizes) total += s;
+  arena_ = HugeBuffer(total * sizeof(std::uint16_t));
+  // In the order of their use; the embedding, of which single rows are read, at the end.
+  auto* next = arena_.as<std::uint16_t>();
+  std::uint16_t** const parts[] = {&fc, &qkv, &o, &gate_up, &down, &head, &embedding_};
+  for (int i = 0; i < 7; ++i) {
+    *parts[i] = next;
+    next += sizes[i];
+  }
+  const int k_block = c.q_size() / kLanes, v_block = k_block + c.kv_size() / kLanes;
+  places_ = {{"fc", h, c.feature_size, fc, 0, 1},
+             {"q", c.q_size(), 2 * h, qkv, 0, 1},
+             {"k", c.kv_size(), 2 * h, qkv, k_block, 1},
+             {"v", c.kv_size(), 2 * h, qkv, v_block, 1},
+             {"o", h, c.q_size(), o, 0, 1},
+             {"gate", m, h, gate_up, 0, 2},
+             {"up", m, h, gate_up, 1, 2},
+             {"down", h, m, down, 0, 1},
+             {"head", c.draft_vocab, h, head, 0, 1},
+             {"embedding", c.vocab_rows, h, nullptr, 0, 0}};
+}
+
+void HeadWeights::load_rows(const std::string& name, int first_row, const std::uint16_t* values,
+                            int rows, int columns) {
+  const auto place =
+      std::find_if(places_.begin(), places_.end(), [&](const Place& p) { return p.name == name; });
+  require(place != places_.end(), "matrix '" + name + "' is unknown");
+  require(columns == place->columns, "matrix '" + name + "' has " + std::to_string(columns) +
+                                         " columns; it must have " +
+                                         std::to_string(place->columns));
+  require(first_row >= 0 && rows >= 0 && first_row <= place->rows - rows,
+          "matrix '" + name + "' has rows up to " + std::to_string(first_row + rows) +
+              "; it must have " + std::to_string(place->rows));
+  place->loaded += rows;
+  if (place->base == nullptr) {
+    std::copy(values, values + static_cast<std::size_t>(rows) * columns,
+              embedding_ + static_cast<std::size_t>(first_row) * columns);
+    return;
+  }
+  for (int r = 0; r < rows; ++r) {
+    const int row = first_row + r;
+    const std::size_t block =
+        place->first_block + static_cast<std::size_t>(row / kLanes) * place->block_stride;
+    pack_row(values + static_cast<std::size_t>(r) * columns, columns, row % kLanes,
+             place->base + block * kLanes * columns);
+  }
+}
+
+void HeadWeights::load_vector(const std::string& name, const std::uint16_t* values, int size) {
+  const std::pair<const char*, std::vector<float>*> vectors[] = {{"input_norm", &input_norm},
+                                                                 {"hidden_norm", &hidden_norm},
+                                                                 {"mlp_norm", &mlp_norm},
+                                                                 {"final_norm", &final_norm}};
+  const auto found = std::find_if(std::begin(vectors), std::end(vectors),
+                                  [&](const auto& v) { return name == v.first; });
+  require(found != std::end(vectors), "vector '" + name + "' is unknown");
+  require(size == config_.hidden_size, "vector '" + name + "' has " + std::to_string(size) +
+                                           " elements; it must have " +
+                                           std::to_string(config_.hidden_size));
+  found->second->resize(size);
+  std::transform(values, values + size, found->second->begin(), bf16_to_float);
+}
+
+void HeadWeights::check_complete() const {
+  for (const Place& p : places_) {
+    require(p.loaded == p.rows, "matrix '" + p.name + "' has " + std::to_string(p.rows) +
+                                    " rows, but " + std::to_string(p.loaded) +
+                                    " were stored; load each once");
+  }
+  require(!input_norm.empty() && !hidden_norm.empty() && !mlp_norm.empty() && !final_norm.empty(),
+          "a norm was not stored");
+}
+
+void HeadWeights::embed(int token, float* out) const {
+  const std::uint16_t* row = embedding_ + static_cast<std::size_t>(token) * config_.hidden_size;
+  std::transform(row, row + config_.hidden_size, out, bf16_to_float);
+}
+
+}  // namespace forerun
