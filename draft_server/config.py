@@ -29,12 +29,12 @@ class DraftConfig(Settings):
     )
     model: str | None = setting(
         None,
-        "checkpoint of the target, for its tokenizer; the default model if not given",
+        "checkpoint of the target, for its tokenizer and embedding; the default model if not given",
         metavar="PATH",
     )
     draft: str = setting("ngram", "drafting method", choices=tuple(METHODS))
     draft_model: str | None = setting(
-        None, "checkpoint of the draft model, for --draft standalone", metavar="PATH"
+        None, "the draft model of --draft standalone, or the head of --draft eagle3", metavar="PATH"
     )
     dtype: Literal["bfloat16", "float32"] = setting(
         "bfloat16", "precision of the draft model", choices=("bfloat16", "float32")
@@ -107,6 +107,7 @@ class DraftConfig(Settings):
         return DraftSettings(
             min_match=self.min_match,
             min_probability=self.min_probability,
+            target=Path(self.model) if self.model else None,
             model=Path(self.draft_model) if self.draft_model else None,
             dtype=self.dtype,
             threads=self.threads or None,

@@ -13,9 +13,11 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from draft_server.drafters.base import Drafter, DraftState
+import numpy as np
+
+from draft_server.drafters.base import Drafter, DraftState, FeatureDrafter
 from forerun.tree import Budget, Tree
 
 logger = logging.getLogger(__name__)
@@ -49,6 +51,16 @@ class DraftHandle:
 
 
 @dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """The target's hidden states of consecutive positions, as they came: `rows` rows of bfloat16,
+    little-endian. first_position: 0 is the first prompt token."""
+
+    first_position: int
+    rows: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class _Job:
     """budget None: nothing to draft now. close: the session is over."""
 
@@ -56,6 +68,7 @@ class _Job:
     token_ids: Sequence[int] = ()
     question: int = 0
     budget: Budget | None = None
+    hidden: HiddenStates | None = None
     close: bool = False
 
 
@@ -97,6 +110,15 @@ class DraftingThread:
         handle = DraftHandle(deliver, list(prompt_ids))
         self._inbox.put(_Job(handle))
         return handle
+
+    def tell(
+        self,
+        handle: DraftHandle,
+        token_ids: Sequence[int] = (),
+        hidden: HiddenStates | None = None,
+    ) -> None:
+        """Adds committed tokens or hidden states, and asks for nothing."""
+        self._inbox.put(_Job(handle, token_ids, hidden=hidden))
 
     def submit(self, handle: DraftHandle, token_ids: Sequence[int], budget: Budget) -> None:
         """Adds committed tokens and asks for a tree behind them; exactly one `deliver` follows,
@@ -172,7 +194,7 @@ class DraftingThread:
                 waiting.pop(job.handle, None)
                 self._close(job.handle)
                 continue
-            self._advance(job.handle, job.token_ids)
+            self._advance(job)
             if job.budget is not None:
                 waiting[job.handle] = job
         ready = [job for job in waiting.values() if job.handle.state is not None]
@@ -183,15 +205,25 @@ class DraftingThread:
         ]
         return results + self._draft(ready)
 
-    def _advance(self, handle: DraftHandle, token_ids: Sequence[int]) -> None:
-        handle.committed.extend(token_ids)
+    def _advance(self, job: _Job) -> None:
+        handle = job.handle
+        handle.committed.extend(job.token_ids)
         try:
             if handle.state is not None:
-                self.drafter.advance(handle.state, token_ids)
-            elif handle.failures < MAX_FAILURES:
+                self.drafter.advance(handle.state, job.token_ids)
+            elif handle.failures < self._max_failures:
                 handle.state = self.drafter.open(handle.committed)
+            if job.hidden is not None and handle.state is not None:
+                hidden = np.frombuffer(job.hidden.data, dtype="<u2").reshape(job.hidden.rows, -1)
+                feed = cast("FeatureDrafter[Any]", self.drafter).feed
+                feed(handle.state, job.hidden.first_position, hidden)
         except Exception:
             self._fail(handle)
+
+    @property
+    def _max_failures(self) -> int:
+        # Hidden states that a lost state has taken do not come again.
+        return 1 if self.drafter.info.hidden_taps else MAX_FAILURES
 
     def _draft(self, jobs: Sequence[_Job]) -> list[_Result]:
         if not jobs:

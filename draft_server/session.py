@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from draft_server.drafting import DraftHandle, DraftingThread
+from draft_server.drafting import DraftHandle, DraftingThread, HiddenStates
 from draft_server.metrics import DraftMetrics
 from draft_server.output import Final, Output
 from draft_server.stops import OutputText
@@ -131,6 +131,12 @@ class Session:
             traceparent=self._generation.traceparent,
         )
 
+    def on_hidden_states(self, hidden: verify_pb2.HiddenStates) -> None:
+        """Those of prompt rows come before `on_opened`, those of a round with its verdict."""
+        if self._handle is not None:
+            rows = HiddenStates(hidden.first_position, hidden.rows, hidden.data)
+            self._drafting.tell(self._handle, hidden=rows)
+
     def on_opened(self, opened: verify_pb2.Opened) -> None:
         length = len(self._committed) + 1
         if self._phase is not Phase.OPENING or opened.kv.committed_len != length:
@@ -159,6 +165,8 @@ class Session:
             elif tree.num_nodes:
                 self._stats.stale_trees += 1
             tree = Tree.root_only(self._committed[-1])
+        if verdict.HasField("hidden_states"):
+            self.on_hidden_states(verdict.hidden_states)
         self._emit(block, tree, len(verdict.accepted_nodes))
         self._next_round(verdict.budget)
 
@@ -212,6 +220,10 @@ class Session:
         if self._phase is not Phase.DECODING or self._handle is None or self._end_reason():
             return
         if not granted.nodes or not granted.depth:
+            if self._drafting.drafter.info.hidden_taps:
+                # Its rows can be cached meanwhile: hidden states take more room than their KV.
+                untold, self._untold = self._untold, []
+                self._drafting.tell(self._handle, untold)
             return
         self._wanted = True
         # A node deeper than this could only be cut: the bonus token is the last one.

@@ -50,6 +50,7 @@ class StreamSession(Protocol):
         """Opens it at its committed tokens; None where it has ended meanwhile."""
         ...
 
+    def on_hidden_states(self, hidden: verify_pb2.HiddenStates) -> None: ...
     def on_opened(self, opened: verify_pb2.Opened) -> None: ...
     def on_verdict(self, verdict: verify_pb2.Verdict) -> None: ...
     def on_finished(self, finished: verify_pb2.Finished) -> None: ...
@@ -257,6 +258,9 @@ class VerifierStream:
         if response.HasField("drain"):
             logger.info("the verify server drains, within %d ms", response.drain.deadline_ms)
             self._draining = True
+        for hidden in response.hidden_states:
+            if session := self._find(hidden.session, "hidden_states"):
+                _deliver(session, session.on_hidden_states, hidden)
         for opened in response.opened:
             if session := self._find(opened.session, "opened"):
                 _deliver(session, session.on_opened, opened)

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from forerun.tree import Budget, Tree
 
 
@@ -75,4 +78,14 @@ class Drafter(Protocol[S]):
 
     def close(self, state: S) -> None:
         """Frees what the session holds; idempotent."""
+        ...
+
+
+class FeatureDrafter(Drafter[S], Protocol[S]):
+    """A method that reads the target's hidden states: `info.hidden_taps` is not empty."""
+
+    def feed(self, state: S, first_position: int, hidden: NDArray[np.uint16]) -> None:
+        """Takes the hidden states of consecutive positions, [rows, taps * hidden_size] in bfloat16
+        bits, 0 being the first prompt token. Cheap. Those of a position come before or with the
+        token behind the next one."""
         ...

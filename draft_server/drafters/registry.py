@@ -15,7 +15,7 @@ from draft_server.drafters.base import Drafter
 from draft_server.drafters.ngram import NgramDrafter
 from draft_server.drafters.none import NoDrafter
 from draft_server.drafters.vocabulary import check_shared
-from forerun.models import Tokenizer, load_tokenizer, open_checkpoint
+from forerun.models import Tokenizer, default_model_path, load_tokenizer, open_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -24,12 +24,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
-    """What methods can be told. min_match: of `ngram`; the rest is for methods with a model of
+    """What methods can be told. min_match: of `ngram`; target: the target's checkpoint, for methods
+    that share weights with it; the rest is for methods with a model of
     their own: where it is, and how its engine runs (kv_tokens: tokens that its KV cache holds;
     threads None: one a physical core; max_context None: as much as the model can)."""
 
     min_match: int = 2
     min_probability: float = 0.1
+    target: Path | None = None
     model: Path | None = None
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     threads: int | None = None
@@ -89,10 +91,34 @@ def _standalone(
     return StandaloneDrafter(engine, shared, settings.prefill_chunk)
 
 
+def _eagle3(
+    settings: DraftSettings, tokenizer: Tokenizer, progress: Progress | None
+) -> Drafter[Any]:
+    from draft_server.drafters.eagle3 import Eagle3Drafter
+    from forerun.engine import EngineConfig
+    from forerun.engine.draft_head import DraftHead
+    from forerun.models.eagle3 import Eagle3Checkpoint
+
+    assert settings.model is not None, "check_method comes first"
+    config = EngineConfig(
+        dtype=settings.dtype,
+        kv_tokens=settings.kv_tokens,
+        threads=settings.threads,
+        max_rows=settings.prefill_chunk,
+        max_context=settings.max_context,
+    )
+    with (
+        open_checkpoint(settings.target or default_model_path()) as target,
+        Eagle3Checkpoint(settings.model, target.config) as head,
+    ):
+        return Eagle3Drafter(DraftHead.load(head, target, config))
+
+
 METHODS: dict[str, Method] = {
     "none": Method("no drafts: the target decodes plainly", False, _none),
     "ngram": Method("what followed the same tokens earlier in the session", False, _ngram),
     "standalone": Method("a smaller model with the target's vocabulary", True, _standalone),
+    "eagle3": Method("a head that reads the target's hidden states", True, _eagle3),
 }
 
 

@@ -22,6 +22,7 @@ from forerun.cli.errors import CommandError
 from forerun.errors import ForerunError
 
 DRAFTS = ("none", "ngram", "standalone")
+HEADS = ("eagle3",)  # methods that cannot do without --draft-model
 DEFAULT_DRAFT = "ngram"
 DTYPES = ("bfloat16", "float32")
 
@@ -42,8 +43,8 @@ class LocalOptions:
     """What the two servers are started with; None leaves a choice to them.
 
     model: a checkpoint folder or a .gguf file, None for the default model. draft_model: what
-    proposes where draft is "standalone"; None for the target itself. threads: of each server.
-    prefix_cache_bytes: of the verify server.
+    proposes where draft is "standalone" (None for the target itself), or the head of "eagle3".
+    threads: of each server. prefix_cache_bytes: of the verify server.
     """
 
     model: Path | None = None
@@ -62,9 +63,13 @@ def add_local_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--model", metavar="PATH", help="checkpoint folder or .gguf file; default: a small model"
     )
-    group.add_argument("--draft", choices=DRAFTS, help="how to propose tokens; default: ngram")
     group.add_argument(
-        "--draft-model", metavar="PATH", help="for standalone; default: the target itself"
+        "--draft", choices=(*DRAFTS, *HEADS), help="how to propose tokens; default: ngram"
+    )
+    group.add_argument(
+        "--draft-model",
+        metavar="PATH",
+        help="of standalone (default: the target itself), or the head of eagle3",
     )
     group.add_argument("--dtype", choices=DTYPES, help="activations and KV; default: bfloat16")
     group.add_argument("--page-size", type=int, metavar="N", help="tokens in a page of the cache")
@@ -85,8 +90,12 @@ def local_options(args: argparse.Namespace) -> LocalOptions:
         if path is not None and not path.exists():
             raise CommandError(f"{flag}: {path} does not exist; name a folder or a .gguf file")
     draft = args.draft or DEFAULT_DRAFT
-    if draft_model is not None and draft != "standalone":
-        raise CommandError(f"--draft-model goes with --draft standalone, not with {draft}")
+    if draft_model is not None and draft not in ("standalone", *HEADS):
+        raise CommandError(
+            f"--draft-model goes with --draft standalone or eagle3, not with {draft}"
+        )
+    if draft_model is None and draft in HEADS:
+        raise CommandError(f"--draft {draft} needs a head; name its folder with --draft-model")
     return LocalOptions(
         model, draft, draft_model, args.dtype, args.page_size, args.prefill_chunk, args.threads
     )
@@ -130,7 +139,7 @@ def local_group(options: LocalOptions, drafts: Sequence[str]) -> Iterator[LocalG
         verify = f"unix:{folder}/verify.sock"
         target = stack.enter_context(_child(TARGET_PACKAGE, verify, _target_flags(options, model)))
         children = [target]
-        if "standalone" in drafts:
+        if set(drafts) & {"standalone", *HEADS}:
             # Both load a model then, and their progress bars would overwrite each other.
             _wait_until_healthy(children, verify)
         addresses = {draft: f"unix:{folder}/{draft}.sock" for draft in drafts}
@@ -222,7 +231,7 @@ def _target_flags(options: LocalOptions, model: Path) -> list[str]:
 
 def _draft_flags(options: LocalOptions, model: Path, verifier: str) -> list[str]:
     flags = _flags(verifier=verifier, model=model, draft=options.draft)
-    if options.draft == "standalone":
+    if options.draft in ("standalone", *HEADS):
         flags += _flags(
             draft_model=options.draft_model or model, dtype=options.dtype, threads=options.threads
         )

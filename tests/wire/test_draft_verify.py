@@ -16,11 +16,13 @@ import pytest
 
 from draft_server.app import DraftServer
 from draft_server.config import DraftConfig
+from draft_server.drafters.eagle3 import Eagle3Drafter
 from draft_server.drafters.registry import DraftSettings, create_drafter
 from draft_server.drafters.standalone import StandaloneDrafter
 from forerun.client import AsyncClient
 from forerun.errors import Unavailable
 from tests.fixtures.drafting import alphabet, eventually, tiny_tokenizer
+from tests.fixtures.eagle3 import load_head, write_head
 from tests.fixtures.scripted_target import NextToken, ScriptedTarget, decode_plainly, hash_next
 from tests.fixtures.tiny import shared_checkpoint
 from verify_server.app import VerifyServer
@@ -222,3 +224,22 @@ async def test_tls_both_ways_and_a_token_between_the_servers(tmp_path: Path) -> 
                     await client.complete(PROMPT, max_tokens=2)
         finally:
             await server.stop(0)
+
+
+async def test_eagle3_reads_the_targets_hidden_states_and_changes_no_token(
+    tmp_path: Path,
+) -> None:
+    """A random head over T: most of what it proposes is wrong, and nothing of it shows."""
+    target = load_target(VerifyConfig(model=str(shared_checkpoint()), threads=1))
+    async with servers(target) as plain:
+        prompts = [PROMPT, "z" * 70, PROMPT * 9]
+        expected = [await plain.client.complete(prompt, max_tokens=60) for prompt in prompts]
+    drafter = Eagle3Drafter(load_head(write_head(tmp_path)), 0.0)
+    async with servers(target, drafter, draft={"draft_timeout_ms": 20000.0}) as running:
+        answers = [running.client.complete(prompt, max_tokens=60) for prompt in prompts]
+        for answer, right in zip(await asyncio.gather(*answers), expected, strict=True):
+            assert answer.token_ids == right.token_ids
+            assert answer.stats.drafted > 60
+            assert sum(answer.stats.drafted_by_depth[1:]) > 0
+    kept = target.engine.pages_free + target.engine.pages_cached
+    assert kept == target.engine.info.pages_total
