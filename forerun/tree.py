@@ -55,6 +55,12 @@ class Tree:
     def max_depth(self) -> int:
         return max(self.depths())
 
+    def first(self, nodes: int) -> Tree:
+        """The root and the first `nodes` nodes: a tree as well, since parents come before their
+        children."""
+        confidences = self.confidences and self.confidences[: nodes + 1]
+        return Tree(self.token_ids[: nodes + 1], self.parents[: nodes + 1], confidences)
+
     def depths(self) -> list[int]:
         """[n]: the distance of each node from the root."""
         depths = [0]

@@ -1,8 +1,8 @@
 """How large a tree the verifier wants next. Output never depends on it; speed does.
 
 Two rules. Load: the rows of one step stay near a row budget, so a session among many is granted
-fewer nodes, down to none. Pace: a session whose drafts are not accepted decodes plainly for a
-while, then tries again, less and less often.
+fewer nodes, down to none (`verify_server.sizing` lowers the limit to what pays). Pace: a session
+whose drafts are not accepted decodes plainly for a while, then tries again, less and less often.
 """
 
 from __future__ import annotations
@@ -20,6 +20,14 @@ ROUND_WEIGHT = 0.25
 FIRST_PAUSE = 16
 LONGEST_PAUSE = 256
 
+# What is thought of a draft's nodes before any was seen, and how many nodes that counts for.
+FIRST_RATE = 0.75
+FIRST_TRIES = 4.0
+# A round leaves that much of what was learned before it, a plain step that much of what differs
+# from the first thought: where nothing is drafted, nothing is known after a while.
+ROUND_KEPT = 0.9
+PLAIN_KEPT = 0.98
+
 
 def grant(limit: Budget, *, row_budget: int, sessions: int, remaining: int, room: int) -> Budget:
     """The budget of one session's next round.
@@ -35,19 +43,30 @@ def grant(limit: Budget, *, row_budget: int, sessions: int, remaining: int, room
 
 @dataclass(slots=True)
 class Pace:
-    """Whether drafting pays for one session: a moving mean of accepted nodes a round."""
+    """Whether drafting pays for one session: a moving mean of accepted nodes a round, and how many
+    of the nodes that were tried, one after the other down the accepted path, were accepted."""
 
     mean: float = 1.0
     pause: int = FIRST_PAUSE
     paused_steps: int = 0
+    accepted: float = FIRST_RATE * FIRST_TRIES
+    tries: float = FIRST_TRIES
 
     @property
     def drafts(self) -> bool:
         """Whether the next round should be drafted for."""
         return self.paused_steps == 0
 
-    def record_round(self, accepted: int) -> None:
-        """Counts a round that was drafted for; a tree that came too late has 0 accepted nodes."""
+    @property
+    def rate(self) -> float:
+        """The chance that a node is accepted if its parent is."""
+        return self.accepted / self.tries
+
+    def record_round(self, accepted: int, depth: int) -> None:
+        """Counts a round that was drafted for: accepted nodes of a tree of that depth; both are 0
+        for a tree that came too late."""
+        self.accepted = ROUND_KEPT * self.accepted + accepted
+        self.tries = ROUND_KEPT * self.tries + min(accepted + 1, depth)
         self.mean += ROUND_WEIGHT * (accepted - self.mean)
         if self.mean < WORTHWHILE_MEAN:
             self.paused_steps = self.pause
@@ -58,3 +77,5 @@ class Pace:
     def record_plain_step(self) -> None:
         """Counts a step that was not drafted for."""
         self.paused_steps = max(0, self.paused_steps - 1)
+        self.accepted += (1 - PLAIN_KEPT) * (FIRST_RATE * FIRST_TRIES - self.accepted)
+        self.tries += (1 - PLAIN_KEPT) * (FIRST_TRIES - self.tries)

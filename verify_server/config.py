@@ -44,6 +44,16 @@ class VerifyConfig(Settings):
         8192, "prompt and output tokens of a session at most", int, minimum=2
     )
     prefill_chunk: int = setting(256, "prompt rows in one step at most", int, minimum=1)
+    step_ms: float = setting(
+        0.0,
+        "milliseconds that a step should take at most while sessions decode; 0: three times what"
+        " it takes without prompts",
+        float,
+        minimum=0,
+    )
+    adaptive: bool = setting(
+        True, "whether to grant and run only nodes that pay for their time, as measured", parse_bool
+    )
     max_nodes: int = setting(64, "proposed nodes in a tree at most", int, minimum=1)
     max_depth: int = setting(64, "depth of a tree at most", int, minimum=1)
     draft_nodes: int = setting(8, "nodes that a round is granted at most", int, minimum=0)

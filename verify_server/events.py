@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from forerun.errors import ForerunError
 from forerun.stats import SessionStats
-from forerun.tree import Budget, TreeFields
+from forerun.tree import Budget, Tree, TreeFields
 from verify_server.stops import FinishReason
 
 
@@ -42,6 +42,14 @@ class Outcome:
     bonus_token_id: int
 
 
+class OfferedTree(TreeFields, Protocol):
+    """A tree that may be large and wrong: nothing of it is walked before `validate` has passed."""
+
+    def first(self, nodes: int) -> Tree:
+        """The root and the first `nodes` nodes of a valid tree."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TreeArrived:
     """A tree for one round of a session, not validated yet."""
@@ -50,7 +58,7 @@ class TreeArrived:
     session: int
     round: int
     committed_len: int
-    tree: TreeFields
+    tree: OfferedTree
     assumed: Outcome | None = None
     received_ns: int = 0
 

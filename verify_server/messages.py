@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from forerun import errors, wire
+from forerun.tree import Tree
+from forerun.v1 import tree_pb2
 from forerun.v1 import verify_pb2 as pb
 from verify_server.config import VerifyConfig
 from verify_server.events import (
@@ -25,6 +30,34 @@ REASONS = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _OfferedTree:
+    """A tree as it came."""
+
+    message: tree_pb2.Tree
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        return self.message.token_ids
+
+    @property
+    def parents(self) -> Sequence[int]:
+        return self.message.parents
+
+    @property
+    def confidences(self) -> Sequence[float]:
+        return self.message.confidences
+
+    def first(self, nodes: int) -> Tree:
+        stop = nodes + 1
+        confidences = map(wire.dequantise_confidence, self.message.confidences[:stop])
+        return Tree(
+            tuple(self.message.token_ids[:stop]),
+            tuple(self.message.parents[:stop]),
+            tuple(confidences) or None,
+        )
 
 
 def limits(config: VerifyConfig, max_context: int) -> pb.Limits:
@@ -99,7 +132,7 @@ def _tree(message: pb.SessionTree, stream: int, now_ns: int) -> TreeArrived:
         session=message.session,
         round=message.round,
         committed_len=message.committed_len,
-        tree=message.tree,
+        tree=_OfferedTree(message.tree),
         assumed=assumed,
         received_ns=now_ns,
     )

@@ -34,6 +34,11 @@ class Residency:
         self.waiting: list[Session] = []
         self.residents: list[Session] = []
 
+    @property
+    def decoding(self) -> list[Session]:
+        """Residents whose prompt is cached, in order of turns."""
+        return [session for session in self.residents if session.phase is Phase.DECODING]
+
     def enter(self, session: Session) -> None:
         """Queues a new session, and lets in who fits."""
         self.waiting.append(session)

@@ -19,9 +19,10 @@ from forerun.errors import (
     InvalidTree,
     Overloaded,
 )
-from forerun.tree import Tree, TreeFields, validate
+from forerun.tree import validate
 from verify_server.admission import Admission
 from verify_server.config import VerifyConfig
+from verify_server.costs import StepCosts
 from verify_server.events import (
     CancelSession,
     CloseStream,
@@ -78,7 +79,8 @@ class Scheduler:
         self._residency = Residency(
             engine, config.draft_nodes + 1, self._evicted, self.metrics.record_prefix_hit
         )
-        self._judge = Judge(engine, config, self._residency, self.metrics)
+        self._costs = StepCosts(engine.info)
+        self._judge = Judge(engine, config, self._residency, self._costs, self.metrics)
         self._output: StepOutput = {}
         self._refusal: ForerunError | None = None
 
@@ -115,9 +117,10 @@ class Scheduler:
         self._residency.admit()
         step = pack(
             self._residency,
+            self._costs,
+            self._config,
             now_ns=began_ns,
             max_rows=self._engine.info.max_rows,
-            prefill_chunk=self._config.prefill_chunk,
             on_drop=self._drop,
         )
         if step.rows:
@@ -206,7 +209,7 @@ class Scheduler:
             session.due_ns = min(session.due_ns, event.received_ns)
             self._stream(event.stream).failures.append(Failure(event.session, error, ended=False))
             return
-        session.tree = _cut(event.tree, session.granted.nodes)
+        session.tree = event.tree.first(session.granted.nodes)
         session.tree_received_ns = event.received_ns
 
     def _expire(self, now_ns: int) -> None:
@@ -241,8 +244,3 @@ class Scheduler:
 
     def _stream(self, stream: int) -> StreamOutput:
         return self._output.setdefault(stream, StreamOutput())
-
-
-def _cut(tree: TreeFields, nodes: int) -> Tree:
-    """The first `nodes` nodes of a tree: a tree as well, since parents come before children."""
-    return Tree(tuple(tree.token_ids[: nodes + 1]), tuple(tree.parents[: nodes + 1]))

@@ -16,8 +16,9 @@ from forerun.engine.interface import RowsOut, TargetEngine
 from forerun.engine.interface import Sequence as Cache
 from forerun.stats import SessionStats
 from forerun.tree import Budget, Tree, verify_greedy
-from verify_server import budget
+from verify_server import budget, sizing
 from verify_server.config import VerifyConfig
+from verify_server.costs import StepCosts
 from verify_server.events import Hidden, KvState, Opened, Outcome, StreamOutput, Timing, Verdict
 from verify_server.metrics import Metrics
 from verify_server.residency import Residency
@@ -41,12 +42,13 @@ class _Ruling:
 
 @dataclass(slots=True)
 class _Moment:
-    """What all rulings of one step share: its beginning and end, how many sessions decode next, and
-    what is counted of all of them."""
+    """What all rulings of one step share: its beginning and end, how many sessions decode next and
+    what their roots weigh, and what is counted of all of them."""
 
     began_ns: int
     now_ns: int
     decoding: int
+    plain_rows: float
     counts: SessionStats
 
 
@@ -54,11 +56,17 @@ class Judge:
     """Applies the outcome of a forward to its sessions and to the cache."""
 
     def __init__(
-        self, engine: TargetEngine, config: VerifyConfig, residency: Residency, metrics: Metrics
+        self,
+        engine: TargetEngine,
+        config: VerifyConfig,
+        residency: Residency,
+        costs: StepCosts,
+        metrics: Metrics,
     ) -> None:
         self._engine = engine
         self._config = config
         self._residency = residency
+        self._costs = costs
         self._metrics = metrics
 
     def settle(
@@ -91,8 +99,13 @@ class Judge:
             self._keep_for_others(ruling)
         self._move_on(rulings)
         ended = [(ruling.session, ruling.reason) for ruling in rulings if ruling.reason is not None]
-        decoding = sum(s.phase is Phase.DECODING for s in self._residency.residents)
-        moment = _Moment(began_ns, clock_ns(), decoding - len(ended), SessionStats())
+        now_ns = clock_ns()
+        lean = step.count(prefill=True) == 0
+        self._costs.record(step.weighed_rows, now_ns - began_ns, lean=lean)
+        over = {session.key for session, _ in ended}
+        decoding = [s for s in self._residency.decoding if s.key not in over]
+        plain_rows = self._costs.plain_rows(len(session.committed) for session in decoding)
+        moment = _Moment(began_ns, now_ns, len(decoding), plain_rows, SessionStats())
         for ruling in rulings:
             output = stream(ruling.session.stream)
             if ruling.tree is None:
@@ -157,7 +170,7 @@ class Judge:
         if session.granted.nodes == 0:
             session.pace.record_plain_step()
         elif session.tree is None or tree.num_nodes:
-            session.pace.record_round(accepted)
+            session.pace.record_round(accepted, tree.max_depth)
         granted = self._begin_round(ruling, moment)
         output.verdicts.append(
             Verdict(
@@ -180,16 +193,26 @@ class Judge:
             return budget.NONE
         node = ruling.accepted[-1] if ruling.accepted else 0
         session.last_outcome = Outcome(session.round, node, session.committed[-1])
-        session.begin_round(self._grant(session, moment.decoding), moment.now_ns)
+        session.begin_round(self._grant(session, moment), moment.now_ns)
         return session.granted
 
-    def _grant(self, session: Session, decoding: int) -> Budget:
+    def _grant(self, session: Session, moment: _Moment) -> Budget:
         if not session.drafting or not session.pace.drafts:
             return budget.NONE
+        most = self._config.draft_limit
+        if self._config.adaptive and self._costs.fitted:
+            nodes = sizing.paying_nodes(
+                self._costs,
+                rate=session.pace.rate,
+                plain_rows=moment.plain_rows,
+                most=most.nodes,
+                limit=sizing.decoding_limit_ns(self._config.step_ms),
+            )
+            most = Budget(nodes, most.depth)
         return budget.grant(
-            self._config.draft_limit,
+            most,
             row_budget=self._config.row_budget,
-            sessions=decoding,
+            sessions=moment.decoding,
             remaining=session.rule.remaining(session.emitted, len(session.committed)),
             room=session.room,
         )

@@ -71,7 +71,7 @@ async def servers(
     """`draft` and `verify`: settings of the two servers."""
     with tempfile.TemporaryDirectory(prefix="forerun-") as folder:
         settings: dict[str, Any] = {"listen": f"unix:{folder}/verify.sock", "patience_ms": 2000.0}
-        verifier = VerifyServer(target, VerifyConfig(**settings | verify))
+        verifier = VerifyServer(target, VerifyConfig(**settings | {"adaptive": False} | verify))
         await verifier.start()
         own: dict[str, Any] = {"listen": f"unix:{folder}/draft.sock", "verifier": verifier.address}
         server = DraftServer(

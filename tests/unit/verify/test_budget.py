@@ -40,7 +40,7 @@ def test_rejected_drafts_pause_within_eight_rounds_and_probe_ever_less() -> None
     pace = Pace()
     rounds = 0
     while pace.drafts:
-        pace.record_round(0)
+        pace.record_round(0, 4)
         rounds += 1
     assert rounds <= 8
     pauses: list[int] = []
@@ -50,7 +50,7 @@ def test_rejected_drafts_pause_within_eight_rounds_and_probe_ever_less() -> None
             pace.record_plain_step()
             steps += 1
         pauses.append(steps)
-        pace.record_round(0)
+        pace.record_round(0, 4)
     assert pauses[0] == FIRST_PAUSE
     assert pauses == sorted(pauses)
     assert pauses[-1] == LONGEST_PAUSE
@@ -59,9 +59,9 @@ def test_rejected_drafts_pause_within_eight_rounds_and_probe_ever_less() -> None
 def test_one_accepted_probe_brings_drafting_back() -> None:
     pace = Pace()
     while pace.drafts:
-        pace.record_round(0)
+        pace.record_round(0, 4)
     while not pace.drafts:
         pace.record_plain_step()
-    pace.record_round(4)
+    pace.record_round(4, 4)
     assert pace.drafts
     assert pace.pause == FIRST_PAUSE
