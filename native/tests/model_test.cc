@@ -5,9 +5,9 @@
 // tree that holds those tokens among others, verified in one forward over a cache
 // that was filled in other chunks and pages; its predictions, hidden states, the
 // deepest node's logits, and committed keys and values must be those of plain
-// decoding, bit for bit. Against the other level: hidden states must be close, and ids the same up
-// to the first near-tie. --plants: afterwards plants faults that this must notice.
-// Exits with 0 if all checks passed.
+// decoding, bit for bit. Against the other level: hidden states must be close,
+// and ids the same up to the first near-tie. --plants: afterwards plants faults
+// that this must notice. Exits with 0 if all checks passed.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -278,7 +278,7 @@ void compare(const Model& model, const Options& options, const std::vector<Step>
 }
 
 bool noticed(const char* fault, const Checks& checks) {
-  std::printf("%s planted %s: noticed by %d checks\n", checks.failed() > 0 ? "" : "FAILED", fault,
+  std::printf("%splanted %s: noticed by %d checks\n", checks.failed() > 0 ? "" : "FAILED ", fault,
               checks.failed());
   return checks.failed() > 0;
 }

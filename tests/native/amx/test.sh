@@ -33,4 +33,4 @@ fi
 run "$programs/kernel_test" --plants amx
 run "$programs/kernel_test" --grid --level amx
 "$python" "$here/write_model.py" "$model" ${layers:+--layers "$layers"}
-run "$programs/model_test" "@$model" --tokens 4 --plants
+run "$programs/model_test" "@$model" --tokens 3 --plants
