@@ -1,10 +1,10 @@
 // Runs the kernels of every level that this machine can run against the scalar
 // ones, and against themselves: a row's bits must not depend on its company.
 //
-// usage: kernel_test [--level NAME] [--grid] [--plants NAME]
-// --level: one level alone. --grid: the large grid of attention instead of the
-// cases. --plants: afterwards plants one fault after another, each of which the
-// cases must notice at that level. Exits with 0 if all checks passed.
+// usage: kernel_test [--level NAME] [--grid N] [--plants NAME]
+// --level: one level alone. --grid: one of N cases of the large grid of attention,
+// instead of the other cases. --plants: afterwards plants one fault after another, each of which
+// the cases must notice at that level. Exits with 0 if all checks passed.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -42,13 +42,13 @@ namespace {
 struct Options {
   std::string level;   // empty: all
   std::string plants;  // the level to plant faults at; empty: none
-  bool grid = false;
+  int grid = 0;        // run one of so many cases of the grid, and nothing else; 0: the others
 };
 
-void run(const Level& level, bool grid, Report& report) {
+void run(const Level& level, int grid, Report& report) {
   level.kernels.thread_begin();
-  if (grid) {
-    attention_grid(level, report);
+  if (grid > 0) {
+    attention_grid(level, grid, report);
   } else {
     const bool all = level.plant == Plant::kNone;
     if (all || level.plant == Plant::kWeights) gemm_cases(level, report);
@@ -113,8 +113,9 @@ int run_all(const Options& options) {
 bool parse(int argc, char** argv, Options& options) {
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
-    if (name == "--grid") {
-      options.grid = true;
+    if (name == "--grid" && i + 1 < argc) {
+      options.grid = std::atoi(argv[++i]);
+      if (options.grid < 1) return false;
     } else if (name == "--level" && i + 1 < argc) {
       options.level = argv[++i];
     } else if (name == "--plants" && i + 1 < argc) {
@@ -132,6 +133,6 @@ bool parse(int argc, char** argv, Options& options) {
 int main(int argc, char** argv) {
   forerun::Options options;
   if (forerun::parse(argc, argv, options)) return forerun::run_all(options);
-  std::fprintf(stderr, "usage: kernel_test [--level NAME] [--grid] [--plants NAME]\n");
+  std::fprintf(stderr, "usage: kernel_test [--level NAME] [--grid N] [--plants NAME]\n");
   return 2;
 }
