@@ -25,6 +25,7 @@ from draft_server.metrics import DraftMetrics
 from draft_server.servicer import GenerateServicer
 from draft_server.target import Metadata
 from draft_server.verifier_stream import VerifierStream
+from forerun.address import is_local
 from forerun.engine import isa_report
 from forerun.models import Tokenizer, default_model_path, load_tokenizer
 from forerun.obs.isa_info import register_isa_info
@@ -32,8 +33,7 @@ from forerun.obs.progress import progress
 from forerun.transport import (
     Security,
     bearer_metadata,
-    channel_options,
-    is_local,
+    open_channel,
     read_token,
     server_options,
 )
@@ -41,12 +41,6 @@ from forerun.v1 import generate_pb2, generate_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-# By default a server that was away for a while stays so for up to two minutes.
-RECONNECT_OPTIONS = (
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-)
 SERVICE = generate_pb2.DESCRIPTOR.services_by_name["GenerateService"].full_name
 HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
@@ -218,16 +212,17 @@ def open_verifier_channel(config: DraftConfig) -> tuple[grpc.aio.Channel, Metada
         raise ValueError(
             f"the token for {config.verifier} would be sent unencrypted; add --verifier-tls-ca"
         )
-    options = [*channel_options(config.max_message_bytes), *RECONNECT_OPTIONS]
     ca, certificate, key = (
         Path(path).read_bytes() if path else None
         for path in (config.verifier_tls_ca, config.verifier_tls_cert, config.verifier_tls_key)
     )
-    if ca is None:
-        channel = grpc.aio.insecure_channel(config.verifier, options=options)
-    else:
-        credentials = grpc.ssl_channel_credentials(ca, key, certificate)
-        channel = grpc.aio.secure_channel(config.verifier, credentials, options=options)
+    channel = open_channel(
+        config.verifier,
+        max_message_bytes=config.max_message_bytes,
+        ca=ca,
+        certificate=certificate,
+        key=key,
+    )
     return channel, bearer_metadata(token)
 
 

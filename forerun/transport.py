@@ -6,7 +6,6 @@ Owns what both servers and the channels between them must agree on. Knows no ser
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -17,6 +16,7 @@ from typing import Any, TypeAlias
 import grpc
 from grpc_status import rpc_status
 
+from forerun.address import is_local
 from forerun.errors import Unauthenticated, to_status
 
 logger = logging.getLogger(__name__)
@@ -45,25 +45,16 @@ def server_options(max_message_bytes: int) -> Options:
 def channel_options(max_message_bytes: int) -> Options:
     """Options of a channel to such a server."""
     return [
+        # By default a server that was away for a while stays so for up to two minutes.
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
-
-
-def is_local(address: str) -> bool:
-    """Whether only this machine reaches `address`: a Unix socket or a loopback host."""
-    if address.startswith(("unix:", "unix-abstract:")):
-        return True
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ Owns addresses, TLS, tokens and channel options. Knows nothing of requests.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import grpc
 
 from forerun import __version__
+from forerun.address import is_local
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -114,28 +114,6 @@ class Connection:
             ),
             metadata=(("authorization", f"Bearer {token}"),) if token else (),
         )
-
-
-def is_local(target: str) -> bool:
-    """Whether a target is a unix socket or a loopback address. A name other than localhost never
-    is, since names resolve to anything."""
-    if target.startswith(("unix:", "unix-abstract:")):
-        return True
-    authority = target.rsplit("/", 1)[-1]
-    for scheme in ("dns:", "ipv4:", "ipv6:"):
-        authority = authority.removeprefix(scheme)
-    if "," in authority:  # ipv4:address,address
-        return False
-    # [::1]:80, ::1, host:80 or host
-    bare = authority.count(":") > 1 and not authority.startswith("[")
-    host = authority if bare else authority.rpartition(":")[0] or authority
-    host = host.strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def channel_options(

@@ -11,7 +11,7 @@ import pytest
 
 from forerun import errors
 from forerun.client import TLS, AsyncClient, Client
-from forerun.client.connection import Connection, is_local
+from forerun.client.connection import Connection
 from tests.fixtures.scripted_generate import ScriptedGenerate
 
 
@@ -19,25 +19,6 @@ from tests.fixtures.scripted_generate import ScriptedGenerate
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FORERUN_ADDRESS", raising=False)
     monkeypatch.delenv("FORERUN_TOKEN", raising=False)
-
-
-@pytest.mark.parametrize(
-    "target",
-    ["localhost:1", "127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "unix:/a", "unix:///a", "localhost",
-     "dns:///localhost:1", "dns:localhost:1", "ipv4:127.0.0.1:1"],
-)  # fmt: skip
-def test_local_targets(target: str) -> None:
-    assert is_local(target)
-
-
-@pytest.mark.parametrize(
-    "target",
-    ["example.com:1", "10.0.0.1:1", "0.0.0.0:1", "[::2]:1", "localhost.example.com:1",
-     "dns:///example.com:1", "ipv4:127.0.0.1:1,10.0.0.1:1", "dns://127.0.0.1/example.com:1",
-     "localhost@example.com:1"],
-)  # fmt: skip
-def test_other_targets(target: str) -> None:
-    assert not is_local(target)
 
 
 def test_a_token_never_travels_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
-from draft_server.app import RECONNECT_OPTIONS
 from forerun.client import connection
 from forerun.transport import Options, Security, channel_options, server_options
 
@@ -25,12 +24,16 @@ def test_grpc_knows_every_option() -> None:
     options = [
         *server_options(1 << 20),
         *channel_options(1 << 20),
-        *RECONNECT_OPTIONS,
         *connection.channel_options(
             keepalive=connection.KeepAlive(), max_retries=1, max_message_bytes=1, http_proxy=True
         ),
     ]
     assert [name for name, _ in options if name.encode() not in compiled] == []
+
+
+def test_channels_soon_try_again_to_reach_a_server_that_was_away() -> None:
+    options = dict(channel_options(1 << 20))
+    assert options["grpc.max_reconnect_backoff_ms"] <= 1000
 
 
 async def test_a_stream_on_which_nothing_is_said_stays_open(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from forerun.errors import from_rpc_error
-from forerun.transport import Security, bearer_metadata, is_local, open_channel
+from forerun.transport import Security, bearer_metadata, open_channel
 from forerun.tree import Tree
 from forerun.v1 import verify_pb2 as pb
 from tests.fixtures.scripted_draft import ScriptedDraft
@@ -138,7 +138,8 @@ async def test_a_token_is_wanted_by_everything_but_health(tmp_path: Path) -> Non
 def test_a_token_never_travels_in_the_clear() -> None:
     with pytest.raises(ValueError, match="--tls-cert"):
         Security(token="s3cret").check("0.0.0.0:1")
-    Security(token="s3cret").check("127.0.0.1:1")
+    for address in ("127.0.0.1:1", "dns:localhost:1", "ipv4:127.0.0.1:1"):
+        Security(token="s3cret").check(address)
     Security(token="s3cret").check("unix:/tmp/socket")
     Security(token="s3cret", certificate=b"c", key=b"k").check("0.0.0.0:1")
 
@@ -147,23 +148,6 @@ def test_an_open_port_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         Security().check("[::]:50052")
     assert "open to the network" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("address", "local"),
-    [
-        ("127.0.0.1:1", True),
-        ("127.8.9.1:1", True),
-        ("localhost:1", True),
-        ("[::1]:1", True),
-        ("unix:/tmp/socket", True),
-        ("0.0.0.0:1", False),
-        ("[::]:1", False),
-        ("verify.example:1", False),
-    ],
-)
-def test_local_addresses(address: str, local: bool) -> None:
-    assert is_local(address) is local
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:
