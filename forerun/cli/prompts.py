@@ -8,6 +8,7 @@ output. Knows nothing of servers.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -63,12 +64,12 @@ def _parse(line: str, origin: str) -> Prompt:
         raise CommandError(f"{origin}: {problem}")
 
     try:
-        entry = json.loads(line)
+        entry = json.loads(line, parse_constant=_refuse_constant, parse_float=_finite)
     except json.JSONDecodeError as error:
         refuse(f"not JSON: {error.msg} at column {error.colno}")
     except RecursionError:
         refuse("not JSON that can be read: it is nested too deeply")
-    except ValueError as error:  # an integer of thousands of digits
+    except ValueError as error:  # NaN, 1e999, an integer of thousands of digits
         refuse(f"not JSON that can be read: {error}")
     if not is_text(json.dumps(entry, ensure_ascii=False)):
         refuse("holds half of a surrogate pair, which no text does")
@@ -97,6 +98,18 @@ def _parse(line: str, origin: str) -> Prompt:
     if not isinstance(value, list) or not value or not all(map(_is_token_id, value)):
         refuse(f"prompt_token_ids: a list of ids from 0 up is expected, not {_shorten(value)}")
     return Prompt(origin, token_ids=tuple(value), carried=carried)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    """Python reads 1e999 as infinity, which JSON cannot write."""
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:60]!r} is beyond what a double holds")
+    return number
 
 
 def _is_message(value: object) -> bool:

@@ -35,7 +35,7 @@ def output_line(
             "tokens_per_second": None if rate is None else round(rate, 2),
         },
     }
-    return json.dumps({**carried, **added}, ensure_ascii=False)
+    return json.dumps({**carried, **added}, ensure_ascii=False, allow_nan=False)
 
 
 def without_eos(token_ids: tuple[int, ...], eos_token_ids: Collection[int]) -> tuple[int, ...]:
