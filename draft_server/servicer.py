@@ -72,7 +72,7 @@ class GenerateServicer(GenerateServiceServicer):
         self, request: generate_pb2.GetModelInfoRequest, context: Any
     ) -> generate_pb2.GetModelInfoResponse:
         async with _reporting(context):
-            target = await self._stream.known_target()
+            target = await self._stream.known_target(_deadline(context, time.monotonic()))
             return generate_pb2.GetModelInfoResponse(
                 model_name=target.model_name,
                 architecture=target.architecture,
@@ -127,9 +127,8 @@ class GenerateServicer(GenerateServiceServicer):
         """The session of a request, not started yet, and the length of its prompt."""
         if self.draining:
             raise Unavailable("the draft server is stopping", reason="DRAINING")
-        remaining = context.time_remaining()
-        deadline = None if remaining is None else received + remaining
-        target = await self._stream.known_target()
+        deadline = _deadline(context, received)
+        target = await self._stream.known_target(deadline)
         generation = await asyncio.to_thread(
             read_generation, request, self._tokenizer, target, deadline
         )
@@ -143,6 +142,12 @@ class GenerateServicer(GenerateServiceServicer):
             received,
         )
         return session, len(generation.prompt_ids)
+
+
+def _deadline(context: Any, now: float) -> float | None:
+    """When the caller gives up, on the clock of time.monotonic(); None: never."""
+    remaining = context.time_remaining()
+    return None if remaining is None else now + remaining
 
 
 def _response(chunk: Chunk, prompt_tokens: int) -> generate_pb2.GenerateResponse:

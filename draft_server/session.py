@@ -82,6 +82,7 @@ class Session:
         self._metrics = metrics
         eos = () if generation.ignore_eos else eos_token_ids
         self._stop_ids = frozenset(eos) | frozenset(generation.stop_token_ids)
+        self._patience_us = min(int(1e6 * PATIENCE * drafting.timeout_s), 0xFFFFFFFF)
         self._received = received
         self._first_token_at = self._last_token_at = 0.0
         self._committed = list(generation.prompt_ids)
@@ -97,6 +98,10 @@ class Session:
         self._handle: DraftHandle | None = None
         if not (generation.plain or drafting.drafter.info.idle):
             self._handle = drafting.open(generation.prompt_ids, self._on_draft)
+
+    @property
+    def deadline(self) -> float | None:
+        return self._generation.deadline
 
     def start(self) -> None:
         self._metrics.sessions.inc()
@@ -126,7 +131,7 @@ class Session:
             deadline_ms=min(deadline_ms, 0xFFFFFFFF),
             drafting=self._handle is not None,
             # By then every round is answered, if only to say that nothing is proposed.
-            patience_us=int(1e6 * PATIENCE * self._drafting.timeout_s) if self._handle else 0,
+            patience_us=self._patience_us if self._handle else 0,
             hidden_taps=self._drafting.drafter.info.hidden_taps if self._handle else (),
             traceparent=self._generation.traceparent,
         )

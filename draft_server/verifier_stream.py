@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Callable
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -18,6 +19,7 @@ from draft_server.metrics import DraftMetrics
 from draft_server.outgoing import Outgoing
 from draft_server.target import Metadata, Vocabulary, describe_target, is_same_model
 from forerun.errors import (
+    DeadlineExceeded,
     ForerunError,
     Internal,
     ModelMismatch,
@@ -33,6 +35,9 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 5.0
 # Between attempts; channel options bound gRPC's own waits in the same way.
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 1.0
+# How long before a client's deadline it is told why there is no answer: later the client has given
+# up by itself, and knows no reason.
+ANSWER_S = 0.2
 # Of prompts in one message, well below every limit on messages.
 MAX_PROMPT_BYTES = 1 << 20
 
@@ -42,9 +47,13 @@ M = TypeVar("M")
 
 
 class StreamSession(Protocol):
-    """What the stream carries. `number` is its name on the present stream, 0 while it has none."""
+    """What the stream carries. `number` is its name on the present stream, 0 while it has none;
+    `deadline` is when its client gives up, on the clock of time.monotonic(), None for never."""
 
     number: int
+
+    @property
+    def deadline(self) -> float | None: ...
 
     def open_message(self) -> verify_pb2.Open | None:
         """Opens it at its committed tokens; None where it has ended meanwhile."""
@@ -111,16 +120,18 @@ class VerifierStream:
         for session in [*self._sessions.values(), *self._waiting]:
             session.fail(Unavailable("the draft server is stopping", reason="DRAINING"))
 
-    async def known_target(self) -> verify_pb2.GetTargetInfoResponse:
-        """The target's description, awaited for the reopen timeout while the server is away.
+    async def known_target(self, deadline: float | None = None) -> verify_pb2.GetTargetInfoResponse:
+        """The target's description, awaited for the reopen timeout while the server is away, and
+        not beyond the `deadline` of the caller.
 
-        Raises ModelMismatch, or Unavailable where it does not come.
+        Raises ModelMismatch, or Unavailable or DeadlineExceeded where it does not come.
         """
         if self.target is None:
+            wait_s, missing = self._patience(deadline)
             try:
-                await asyncio.wait_for(self._known.wait(), self._reopen_timeout_s)
+                await asyncio.wait_for(self._known.wait(), wait_s)
             except asyncio.TimeoutError:
-                raise self._unreachable() from None
+                raise missing() from None
         if self.refusal is not None:
             raise self.refusal
         assert self.target is not None
@@ -131,8 +142,9 @@ class VerifierStream:
         if self._call is not None and not self._draining:
             self._open(session)
         elif session not in self._waiting:
+            wait_s, missing = self._patience(session.deadline)
             loop = asyncio.get_running_loop()
-            self._waiting[session] = loop.call_later(self._reopen_timeout_s, self._expire, session)
+            self._waiting[session] = loop.call_later(wait_s, self._expire, session, missing)
 
     def remove(self, session: StreamSession, *, cancel: bool) -> None:
         """Forgets a session; `cancel` tells the verify server, which has not ended it yet."""
@@ -158,14 +170,29 @@ class VerifierStream:
         self._sessions[session.number] = session
         self._outgoing.open(message)
 
-    def _expire(self, session: StreamSession) -> None:
+    def _expire(self, session: StreamSession, missing: Callable[[], ForerunError]) -> None:
         self._waiting.pop(session, None)
-        session.fail(self.refusal or self._unreachable())
+        session.fail(self.refusal or missing())
+
+    def _patience(self, deadline: float | None) -> tuple[float, Callable[[], ForerunError]]:
+        """Seconds to wait for a verify server, and the error when they are over."""
+        if deadline is not None:
+            left_s = deadline - time.monotonic()
+            wait_s = max(0.0, left_s - min(ANSWER_S, left_s / 4))
+            if wait_s < self._reopen_timeout_s:
+                return wait_s, self._too_late
+        return self._reopen_timeout_s, self._unreachable
+
+    def _too_late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"no verify server was reachable at {self._address} before the deadline:"
+            f" {self._failure}; start one there, or name another with --verifier"
+        )
 
     def _unreachable(self) -> Unavailable:
         return Unavailable(
             f"no verify server at {self._address} within {self._reopen_timeout_s:g} s:"
-            f" {self._failure}",
+            f" {self._failure}; start one there, or name another with --verifier",
             reason="VERIFIER_UNREACHABLE",
         )
 
@@ -257,7 +284,7 @@ class VerifierStream:
     def _dispatch(self, response: verify_pb2.VerifyResponse) -> None:
         if response.HasField("drain"):
             logger.info("the verify server drains, within %d ms", response.drain.deadline_ms)
-            self._draining = True
+            self._draining, self._failure = True, "it is stopping"
         for hidden in response.hidden_states:
             if session := self._find(hidden.session, "hidden_states"):
                 _deliver(session, session.on_hidden_states, hidden)

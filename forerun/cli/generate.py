@@ -155,6 +155,8 @@ async def _model_info(client: AsyncClient, address: str | None) -> ModelInfo:
     try:
         return await client.model_info()
     except Unavailable as error:
+        if error.reason != "UNREACHABLE":  # it answers, and says what it lacks itself
+            raise
         raise CommandError(
             f"no draft server answers at {address or 'FORERUN_ADDRESS'} ({error}); start one with "
             "forerun serve-draft, or give --local"

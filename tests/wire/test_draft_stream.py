@@ -8,7 +8,14 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from draft_server.drafters.standalone import StandaloneDrafter
-from forerun.errors import InvalidTree, SessionLost, SessionNotFound, Unavailable, to_status
+from forerun.errors import (
+    DeadlineExceeded,
+    InvalidTree,
+    SessionLost,
+    SessionNotFound,
+    Unavailable,
+    to_status,
+)
 from forerun.tree import Budget
 from forerun.v1 import verify_pb2
 from tests.fixtures.drafting import (
@@ -19,7 +26,7 @@ from tests.fixtures.drafting import (
     tiny_tokenizer,
 )
 from tests.fixtures.scripted_target import ScriptedTarget, decode_plainly, hash_next, script_next
-from tests.fixtures.scripted_verifier import Live
+from tests.fixtures.scripted_verifier import Live, ScriptedVerifier
 
 PROMPT = "hello a"
 PROMPT_IDS = list(PROMPT.encode())
@@ -109,6 +116,34 @@ async def test_without_a_verify_server_the_user_is_told_in_time() -> None:
         await pair.verifier.start(pair.verifier_address)
         await pair.server.wait_ready()
         assert list((await pair.client.complete(PROMPT, max_tokens=3)).token_ids) == base(3)
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_deadline_without_a_verify_server_says_so(known: bool) -> None:
+    verifier = ScriptedVerifier(alphabet, tiny_tokenizer())
+    async with drafting_pair(verifier=verifier, ready=known, start=known) as pair:
+        await verifier.stop()
+        await eventually(lambda: pair.sample("verifier_up") == 0, "the loss is noticed")
+        expected = rf"no verify server was reachable at {pair.verifier_address} before.*--verifier"
+        with pytest.raises(DeadlineExceeded, match=expected):
+            await pair.client.complete(PROMPT, max_tokens=3, timeout=0.8)
+        if not known:
+            with pytest.raises(DeadlineExceeded, match=expected):
+                await pair.client.model_info(timeout=0.8)
+
+
+async def test_a_deadline_while_the_verify_server_is_away_says_so() -> None:
+    async with drafting_pair() as pair:
+        gate = Gate(pair, len(PROMPT_IDS) + 30)
+        stream = pair.client.generate(PROMPT, max_tokens=120, timeout=2.0)
+        task = asyncio.create_task(stream.result())
+        await gate.reached.wait()
+        gate.open.set()
+        await pair.verifier.stop()
+        with pytest.raises(DeadlineExceeded, match="no verify server was reachable at unix:"):
+            await task
+        assert stream.token_ids == tuple(base(len(stream.token_ids)))
+        assert pair.sample("sessions") == 0
 
 
 async def test_a_verify_server_that_comes_back_with_another_model_is_not_gone_on_with() -> None:

@@ -14,6 +14,7 @@ from google.rpc import code_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
+from forerun.errors import ForerunError, to_status
 from forerun.v1 import generate_pb2, generate_pb2_grpc, verify_pb2
 
 EOS = 0
@@ -34,9 +35,12 @@ class ScriptedGenerate(generate_pb2_grpc.GenerateServiceServicer):
         self.has_chat_template = True
         self.hold_first = False
         self.wrong_when_drafting = False
+        self.info_error: ForerunError | None = None
         self._another_done = threading.Event()
 
     def GetModelInfo(self, request: Any, context: Any) -> generate_pb2.GetModelInfoResponse:
+        if self.info_error is not None:
+            context.abort_with_status(rpc_status.to_status(to_status(self.info_error)))
         return generate_pb2.GetModelInfoResponse(
             model_name="scripted",
             vocab_size=0x110000,

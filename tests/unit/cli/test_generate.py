@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from forerun.cli import main
+from forerun.errors import Unavailable
 from tests.unit.cli.conftest import EOS, REFUSED, ScriptedGenerate, prompt_text
 
 Capture = pytest.CaptureFixture[str]
@@ -227,6 +228,14 @@ def test_error_is_one_clear_line(capsys: Capture, arguments: list[str], problem:
     assert captured.out == ""
     assert captured.err.startswith("forerun: error: ") and captured.err.count("\n") == 1
     assert problem in captured.err
+
+
+def test_a_draft_server_that_lacks_a_verify_server_speaks_for_itself(
+    scripted: ScriptedGenerate, capsys: Capture
+) -> None:
+    scripted.info_error = Unavailable("no verify server", reason="VERIFIER_UNREACHABLE")
+    assert main(["generate", "--address", scripted.address, "a"]) == 1
+    assert capsys.readouterr().err == "forerun: error: no verify server\n"
 
 
 def test_health(scripted: ScriptedGenerate, capsys: Capture) -> None:
