@@ -2,7 +2,8 @@
 
 Two rules. Load: the rows of one step stay near a row budget, so a session among many is granted
 fewer nodes, down to none (`verify_server.sizing` lowers the limit to what pays). Pace: a session
-whose drafts are not accepted decodes plainly for a while, then tries again, less and less often.
+whose drafts are not accepted decodes plainly and probes now and then with a tree of two nodes, less
+and less often, until a probe is accepted.
 """
 
 from __future__ import annotations
@@ -15,10 +16,17 @@ NONE = Budget(nodes=0, depth=0)
 
 # A tree of 8 nodes costs up to 1.3 plain steps, so below this mean a round is a loss.
 WORTHWHILE_MEAN = 0.15
-# A new round's weight: seven rounds without an accepted node bring the mean from 1 below 0.15.
+# A new round's weight: seven rounds without an accepted node bring the mean from 1 below 0.15, and
+# one accepted probe brings it back above.
 ROUND_WEIGHT = 0.25
-FIRST_PAUSE = 16
-LONGEST_PAUSE = 256
+# Three rows cost little more than one; one such step in 33 is lost in the noise, and what can be
+# drafted again is found within as many tokens.
+PROBE = Budget(nodes=2, depth=2)
+FIRST_PAUSE = 4
+LONGEST_PAUSE = 32
+# Waiting in vain costs as much as several steps.
+FIRST_SILENCE = 16
+LONGEST_SILENCE = 256
 
 # What is thought of a draft's nodes before any was seen, and how many nodes that counts for.
 FIRST_RATE = 0.75
@@ -32,7 +40,7 @@ PLAIN_KEPT = 0.98
 def grant(limit: Budget, *, row_budget: int, sessions: int, remaining: int, room: int) -> Budget:
     """The budget of one session's next round.
 
-    limit: the most that the server grants; row_budget: rows that one step should have at most,
+    limit: the most that the session is granted; row_budget: rows that one step should have at most,
     shared by `sessions` decoding sessions; remaining: tokens that the session may still emit (the
     bonus token is one of them); room: cache slots that the context limit leaves behind the root.
     """
@@ -52,10 +60,13 @@ class Pace:
     accepted: float = FIRST_RATE * FIRST_TRIES
     tries: float = FIRST_TRIES
 
-    @property
-    def drafts(self) -> bool:
-        """Whether the next round should be drafted for."""
-        return self.paused_steps == 0
+    def limit(self, limit: Budget) -> Budget:
+        """The most that the next round is granted, where the server grants `limit` at most."""
+        if self.paused_steps:
+            return NONE
+        if self.mean >= WORTHWHILE_MEAN:
+            return limit
+        return Budget(min(limit.nodes, PROBE.nodes), min(limit.depth, PROBE.depth))
 
     @property
     def rate(self) -> float:
@@ -63,19 +74,26 @@ class Pace:
         return self.accepted / self.tries
 
     def record_round(self, accepted: int, depth: int) -> None:
-        """Counts a round that was drafted for: accepted nodes of a tree of that depth; both are 0
-        for a tree that came too late."""
+        """Counts a round whose tree, of that depth, was verified."""
         self.accepted = ROUND_KEPT * self.accepted + accepted
         self.tries = ROUND_KEPT * self.tries + min(accepted + 1, depth)
-        self.mean += ROUND_WEIGHT * (accepted - self.mean)
-        if self.mean < WORTHWHILE_MEAN:
-            self.paused_steps = self.pause
-            self.pause = min(2 * self.pause, LONGEST_PAUSE)
-        else:
-            self.pause = FIRST_PAUSE
+        self._record(accepted, FIRST_PAUSE, LONGEST_PAUSE)
+
+    def record_silence(self) -> None:
+        """Counts a round that was waited for in vain."""
+        self._record(0, FIRST_SILENCE, LONGEST_SILENCE)
 
     def record_plain_step(self) -> None:
         """Counts a step that was not drafted for."""
         self.paused_steps = max(0, self.paused_steps - 1)
         self.accepted += (1 - PLAIN_KEPT) * (FIRST_RATE * FIRST_TRIES - self.accepted)
         self.tries += (1 - PLAIN_KEPT) * (FIRST_TRIES - self.tries)
+
+    def _record(self, accepted: int, first: int, longest: int) -> None:
+        self.mean += ROUND_WEIGHT * (accepted - self.mean)
+        if self.mean < WORTHWHILE_MEAN:
+            self.paused_steps = min(max(self.pause, first), longest)
+            self.pause = min(2 * self.paused_steps, longest)
+        elif accepted:
+            # Halved, not forgotten: a probe that is right by chance buys few rounds.
+            self.pause = max(FIRST_PAUSE, self.pause // 2)

@@ -101,6 +101,11 @@ class Session:
         return self.tree_received_ns if self.tree else self.due_ns
 
     @property
+    def waited_ns(self) -> int:
+        """From the beginning of the round to its tree."""
+        return self.tree_received_ns - (self.due_ns - self.patience_ns)
+
+    @property
     def room(self) -> int:
         """Cache slots that the context limit leaves behind the root."""
         return self.rule.max_committed - len(self.committed)

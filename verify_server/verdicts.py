@@ -65,6 +65,7 @@ class Judge:
     ) -> None:
         self._engine = engine
         self._config = config
+        self._patience_ns = int(config.patience_ms * 1e6)
         self._residency = residency
         self._costs = costs
         self._metrics = metrics
@@ -169,8 +170,10 @@ class Judge:
         moment.counts.record_round(tree, accepted, ruling.emitted)
         if session.granted.nodes == 0:
             session.pace.record_plain_step()
-        elif session.tree is None or tree.num_nodes:
+        elif tree.num_nodes:
             session.pace.record_round(accepted, tree.max_depth)
+        elif session.tree is None or session.waited_ns > max(timing.verify_ns, self._patience_ns):
+            session.pace.record_silence()
         granted = self._begin_round(ruling, moment)
         output.verdicts.append(
             Verdict(
@@ -197,7 +200,7 @@ class Judge:
         return session.granted
 
     def _grant(self, session: Session, moment: _Moment) -> Budget:
-        if not session.drafting or not session.pace.drafts:
+        if not session.drafting:
             return budget.NONE
         most = self._config.draft_limit
         if self._config.adaptive and self._costs.fitted:
@@ -210,7 +213,7 @@ class Judge:
             )
             most = Budget(nodes, most.depth)
         return budget.grant(
-            most,
+            session.pace.limit(most),
             row_budget=self._config.row_budget,
             sessions=moment.decoding,
             remaining=session.rule.remaining(session.emitted, len(session.committed)),

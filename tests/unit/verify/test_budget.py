@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from forerun.tree import Budget
-from verify_server.budget import FIRST_PAUSE, LONGEST_PAUSE, NONE, Pace, grant
+from verify_server.budget import (
+    FIRST_PAUSE,
+    FIRST_SILENCE,
+    LONGEST_PAUSE,
+    LONGEST_SILENCE,
+    NONE,
+    PROBE,
+    Pace,
+    grant,
+)
 
 LIMIT = Budget(8, 8)
 
@@ -36,32 +45,74 @@ def test_no_nodes_means_no_depth() -> None:
     assert grant(Budget(0, 8), row_budget=32, sessions=1, remaining=9, room=9) == NONE
 
 
-def test_rejected_drafts_pause_within_eight_rounds_and_probe_ever_less() -> None:
-    pace = Pace()
+def rounds_until_a_pause(pace: Pace) -> int:
     rounds = 0
-    while pace.drafts:
+    while pace.limit(LIMIT) == LIMIT:
         pace.record_round(0, 4)
         rounds += 1
-    assert rounds <= 8
+    return rounds
+
+
+def pause(pace: Pace) -> int:
+    """Plain steps until the next probe."""
+    steps = 0
+    while pace.limit(LIMIT) == NONE:
+        pace.record_plain_step()
+        steps += 1
+    return steps
+
+
+def test_rejected_drafts_pause_within_eight_rounds_and_probe_ever_less() -> None:
+    pace = Pace()
+    assert rounds_until_a_pause(pace) <= 8
     pauses: list[int] = []
     for _ in range(7):
-        steps = 0
-        while not pace.drafts:
-            pace.record_plain_step()
-            steps += 1
-        pauses.append(steps)
-        pace.record_round(0, 4)
+        pauses.append(pause(pace))
+        assert pace.limit(LIMIT) == PROBE
+        pace.record_round(0, 2)
     assert pauses[0] == FIRST_PAUSE
     assert pauses == sorted(pauses)
     assert pauses[-1] == LONGEST_PAUSE
 
 
-def test_one_accepted_probe_brings_drafting_back() -> None:
+def test_waiting_in_vain_pauses_for_longer() -> None:
     pace = Pace()
-    while pace.drafts:
-        pace.record_round(0, 4)
-    while not pace.drafts:
-        pace.record_plain_step()
-    pace.record_round(4, 4)
-    assert pace.drafts
-    assert pace.pause == FIRST_PAUSE
+    while pace.limit(LIMIT) == LIMIT:
+        pace.record_silence()
+    pauses: list[int] = []
+    for _ in range(7):
+        pauses.append(pause(pace))
+        pace.record_silence()
+    assert (pauses[0], pauses[-1]) == (FIRST_SILENCE, LONGEST_SILENCE)
+    pause(pace)
+    pace.record_round(0, 2)
+    assert pause(pace) == LONGEST_PAUSE, "it answers again"
+
+
+@pytest.mark.parametrize("accepted", [1, 2])
+def test_one_accepted_probe_brings_drafting_back(accepted: int) -> None:
+    pace = Pace()
+    rounds_until_a_pause(pace)
+    for _ in range(20):
+        pause(pace)
+        pace.record_round(0, 2)
+    pause(pace)
+    pace.record_round(accepted, 2)
+    assert pace.limit(LIMIT) == LIMIT
+
+
+def test_probes_that_are_right_by_chance_buy_few_rounds() -> None:
+    """One in four probes accepted and nothing else ever: pauses stay long."""
+    pace = Pace()
+    drafted = plain = 0
+    for probe in range(1, 101):
+        drafted += rounds_until_a_pause(pace)
+        plain += pause(pace)
+        pace.record_round(int(probe % 4 == 0), 2)
+    assert drafted / plain < 0.04
+
+
+def test_a_probe_is_no_larger_than_the_limit() -> None:
+    pace = Pace(mean=0.0)
+    assert pace.limit(Budget(1, 1)) == Budget(1, 1)
+    assert pace.limit(NONE) == NONE

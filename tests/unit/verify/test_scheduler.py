@@ -17,6 +17,7 @@ from tests.fixtures.scripted_target import (
 )
 from tests.fixtures.scripted_trees import chain, random_tree, wrong
 from tests.fixtures.stepping import MILLISECOND, Seen, Stepping
+from verify_server.budget import LONGEST_PAUSE
 from verify_server.events import CloseStream, Outcome
 from verify_server.stops import FinishReason
 
@@ -355,9 +356,64 @@ def test_unaccepted_drafts_fall_to_plain_decoding_and_try_again() -> None:
     stepping.run(lambda seen: chain(NEXT, seen.committed, 0, 4, VOCAB))
     drafted = [verdict.round for verdict in seen.verdicts if not verdict.plain]
     assert drafted[:7] == list(range(1, 8))
-    assert len(drafted) <= 9
+    assert len(drafted) <= 12
     assert seen.tokens == decode_plainly(NEXT, [1], 80)
-    assert seen.finished[0].stats.drafted_by_depth == [len(drafted)] * 4
+    assert seen.finished[0].stats.drafted_by_depth == [len(drafted)] * 2 + [7] * 2
+
+
+def test_drafts_that_begin_to_be_right_are_found_soon_and_wrong_ones_cost_little() -> None:
+    """As where an answer begins to quote its prompt after 600 tokens of its own."""
+    target = ScriptedTarget(NEXT, max_context=1000, pages_total=250)
+    stepping = Stepping(target)
+    seen = stepping.open(1, [1], 700, drafting=True)
+
+    def draft(seen: Seen) -> Tree:
+        right = 8 if len(seen.tokens) >= 600 else 0
+        return chain(NEXT, seen.committed, right, 8 - right, VOCAB)
+
+    stepping.run(draft)
+    assert seen.tokens == decode_plainly(NEXT, [1], 700)
+    committed, found = 1, 0
+    for verdict in seen.verdicts:
+        if verdict.accepted_nodes:
+            found = committed
+            break
+        committed += 1
+    assert 600 <= found <= 600 + LONGEST_PAUSE + 1
+    stats = seen.finished[0].stats
+    wrong_nodes = stats.drafted - stats.accepted
+    assert wrong_nodes - 7 * 8 <= 0.08 * 600, "beyond the first rounds, 8 rows in 100 at most"
+
+
+def test_a_draft_that_takes_long_to_have_nothing_is_waited_for_ever_less() -> None:
+    """Its trees have no nodes, and come after more than the server's own patience."""
+    stepping = Stepping(ScriptedTarget(NEXT), patience_ms=20)
+    seen = stepping.open(1, [1], 100, drafting=True, patience_us=30_000)
+    waits = 0
+    while not seen.ended:
+        due_ns = stepping.scheduler.next_due_ns()
+        assert due_ns is not None
+        if seen.budget.nodes and seen.answered < seen.round:
+            seen.answered = seen.round
+            stepping.now_ns = due_ns - 1
+            stepping.send(1, Tree.root_only(seen.committed[-1]))
+            waits += 1
+        stepping.now_ns = max(stepping.now_ns, min(due_ns, stepping.now_ns + 1))
+        stepping.step()
+    assert seen.tokens == decode_plainly(NEXT, [1], 100)
+    assert waits < 12
+
+
+def test_a_draft_that_has_nothing_yet_is_asked_every_round() -> None:
+    stepping = Stepping(ScriptedTarget(NEXT), patience_ms=20)
+    seen = stepping.open(1, [1], 100, drafting=True)
+
+    def draft(seen: Seen) -> Tree:
+        stepping.now_ns += 10 * MILLISECOND  # longer than a step takes here
+        return Tree.root_only(seen.committed[-1])
+
+    stepping.run(draft)
+    assert all(verdict.budget.nodes for verdict in seen.verdicts[:-2])
 
 
 def test_a_silent_draft_is_waited_for_ever_less() -> None:
