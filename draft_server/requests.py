@@ -10,6 +10,7 @@ from typing import Protocol
 
 from draft_server.session import Generation
 from forerun.errors import InvalidArgument
+from forerun.trace import valid_traceparent
 from forerun.v1 import generate_pb2, verify_pb2
 
 ROLES = ("system", "user", "assistant")
@@ -56,7 +57,7 @@ def read_generation(
     _check_stops(request.stop)
     _check_ids("stop_token_ids", request.stop_token_ids, target.vocab_size)
     if request.HasField("max_tokens") and request.max_tokens == 0:
-        raise InvalidArgument.for_field("max_tokens", "is 0; it must be at least 1")
+        raise InvalidArgument.for_field("max_tokens", "is 0; it must be in 1..4294967295")
     field, prompt_ids = _read_prompt(request, tokenizer, target.vocab_size)
     limits = target.limits
     longest = min(limits.max_prompt_tokens, limits.max_context_tokens - 1)
@@ -74,7 +75,7 @@ def read_generation(
         ignore_eos=request.ignore_eos,
         plain=request.plain,
         deadline=deadline,
-        traceparent=request.traceparent,
+        traceparent=valid_traceparent(request.traceparent),
     )
 
 

@@ -8,6 +8,7 @@ ignored is worse than none. Knows no setting.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import Field, field, fields
@@ -53,6 +54,8 @@ class Settings:
         for item in _fields(type(self)):
             value, minimum = getattr(self, item.name), item.metadata["minimum"]
             choices = item.metadata["choices"]
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{_flag(item)} is {value}; it must be a finite number")
             if minimum is not None and value is not None and value < minimum:
                 raise ValueError(f"{_flag(item)} is {value}; it must be at least {minimum}")
             if choices and value not in choices:

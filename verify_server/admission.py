@@ -29,6 +29,7 @@ class Admission:
         self._num_layers = info.num_layers
         self._max_taps = config.max_taps
         self._patience_ns = int(config.patience_ms * 1e6)
+        self._max_patience_ns = int(config.max_patience_ms * 1e6)
         self._eos_ids = frozenset(eos_ids)
         self._arrivals = 0
 
@@ -36,7 +37,7 @@ class Admission:
         """The session that `event` asks for, not yet holding pages."""
         self._check_prompt(event.prompt_token_ids)
         if event.max_tokens < 1:
-            raise InvalidArgument.for_field("open.max_tokens", "is 0; it must be at least 1")
+            raise InvalidArgument.for_field("open.max_tokens", "is 0; it must be in 1..4294967295")
         if len(event.stop_token_ids) > MAX_STOP_IDS:
             raise InvalidArgument.for_field(
                 "open.stop_token_ids",
@@ -58,7 +59,8 @@ class Admission:
                 max_committed=self.max_context,
             ),
             drafting=event.drafting,
-            patience_ns=event.patience_us * 1000 or self._patience_ns,
+            # Not refused: it decides about speed alone, and no draft may fail a user's request.
+            patience_ns=min(event.patience_us * 1000 or self._patience_ns, self._max_patience_ns),
             deadline_ns=event.received_ns + event.deadline_ms * 10**6
             if event.deadline_ms
             else None,

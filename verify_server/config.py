@@ -64,6 +64,9 @@ class VerifyConfig(Settings):
     patience_ms: float = setting(
         20.0, "wait for a tree before a plain step, in milliseconds", float, minimum=0
     )
+    max_patience_ms: float = setting(
+        2000.0, "most that a session may have the server wait for a tree", float, minimum=0
+    )
     max_sessions: int = setting(256, "open sessions on one stream at most", int, minimum=1)
     max_waiting: int = setting(
         256, "sessions of all streams that may wait for pages at most", int, minimum=0
@@ -97,6 +100,11 @@ class VerifyConfig(Settings):
             raise ValueError(
                 f"--draft-nodes is {self.draft_nodes}; it must not exceed --max-nodes"
                 f" {self.max_nodes}"
+            )
+        if self.patience_ms > self.max_patience_ms:
+            raise ValueError(
+                f"--patience-ms is {self.patience_ms:g}; it must not exceed --max-patience-ms"
+                f" {self.max_patience_ms:g}"
             )
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key belong together; give both or neither")

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from forerun.errors import InvalidArgument
 from forerun.v1 import generate_pb2
 
@@ -42,12 +44,12 @@ class GenerateParams(SamplingParams, total=False):
 
     messages: a conversation, [{"role": "user", "content": "Hi"}]; token_ids: a prompt as ids. One
       of them, or the prompt as text, is required.
-    max_tokens: tokens to emit at most; default up to the context limit.
+    max_tokens: tokens to emit at most, 1 to 2**32 - 1; default up to the context limit.
     stop: a string or several; the text ends before the first that completes.
     stop_token_ids: ids that end the generation besides the model's own.
     ignore_eos: go on past the model's own end-of-sequence ids.
     plain: decode without drafts; the output is the same.
-    traceparent: W3C trace context.
+    traceparent: W3C trace context, version 00; the server drops anything else.
     """
 
     messages: Messages | None
@@ -60,6 +62,9 @@ class GenerateParams(SamplingParams, total=False):
     traceparent: str | None
 
 
+# What a number of a message can hold, and what less the server refuses.
+_HIGHEST = {FieldDescriptor.CPPTYPE_UINT32: 2**32 - 1, FieldDescriptor.CPPTYPE_UINT64: 2**64 - 1}
+_LOWEST = {"max_tokens": 1}
 _PLAIN_FIELDS = ("max_tokens", "stop_token_ids", "ignore_eos", "plain", "traceparent")
 _SAMPLING_FIELDS = frozenset(generate_pb2.Sampling.DESCRIPTOR.fields_by_name)
 
@@ -146,4 +151,8 @@ def _merge(message: Any, name: str, value: Any, field: str | None = None) -> Non
     try:
         message.MergeFrom(type(message)(**{name: value}))
     except ValueError as error:
-        raise InvalidArgument.for_field(field or name, str(error)) from error
+        highest = _HIGHEST.get(message.DESCRIPTOR.fields_by_name[name].cpp_type)
+        problem = str(error)
+        if highest is not None and isinstance(value, int):
+            problem = f"is {value}; it must be in {_LOWEST.get(name, 0)}..{highest}"
+        raise InvalidArgument.for_field(field or name, problem) from error

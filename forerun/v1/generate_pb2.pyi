@@ -199,13 +199,17 @@ class GenerateRequest(_message.Message):
     text: _builtins.str
     """Text as it is, without a chat template; not empty."""
     max_tokens: _builtins.int
-    """Tokens to emit at most, at least 1. Unset: up to the context limit."""
+    """Tokens to emit at most, 1 to 4294967295. Unset: up to the context limit,
+    which ends the output in any case.
+    """
     ignore_eos: _builtins.bool
     """Whether to go on past the model's own end-of-sequence ids."""
     plain: _builtins.bool
     """Whether to decode without drafts. The output is the same either way."""
     traceparent: _builtins.str
-    """W3C trace context, or empty."""
+    """W3C trace context: a `traceparent` of version 00, which has 55 characters,
+    or empty. Anything else is dropped; the request goes on without it.
+    """
     @_builtins.property
     def conversation(self) -> Global___Conversation:
         """A conversation."""

@@ -268,8 +268,8 @@ class Open(_message.Message):
     this stream.
     """
     max_tokens: _builtins.int
-    """Tokens to emit at most; at least 1. The context limit may end the session
-    sooner.
+    """Tokens to emit at most, 1 to 4294967295. The context limit may end the
+    session sooner.
     """
     ignore_eos: _builtins.bool
     """Whether to go on past the model's own end-of-sequence ids."""
@@ -283,10 +283,13 @@ class Open(_message.Message):
     """
     patience_us: _builtins.int
     """Microseconds that the verifier waits for a tree after a verdict before it
-    decodes plainly; 0 means the server's default.
+    decodes plainly; 0 means the server's default. More than the server's cap
+    (--max-patience-ms, 2 seconds by default) counts as the cap.
     """
     traceparent: _builtins.str
-    """W3C trace context of the request, or empty."""
+    """W3C trace context of the request: a `traceparent` of version 00, which has
+    55 characters, or empty.
+    """
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt, 1 to Limits.max_prompt_tokens ids of 0 to vocab_size - 1."""

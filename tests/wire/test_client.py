@@ -139,6 +139,16 @@ def test_arguments_that_make_no_request_are_refused(client: Client) -> None:
         assert caught.value.fields[0].field == field
 
 
+@pytest.mark.parametrize("value", [-1, 2**32, -(2**70)])
+def test_a_number_that_no_message_holds_is_named_with_its_range(client: Client, value: int) -> None:
+    with pytest.raises(errors.InvalidArgument) as caught:
+        client.generate("hi", max_tokens=value)
+    assert str(caught.value) == f"max_tokens: is {value}; it must be in 1..4294967295"
+    with pytest.raises(errors.InvalidArgument) as caught:
+        client.generate("hi", top_k=value)
+    assert str(caught.value) == f"top_k: is {value}; it must be in 0..4294967295"
+
+
 def test_other_calls(client: Client) -> None:
     info = client.model_info()
     assert (info.model_name, info.vocab_size, info.eos_token_ids) == ("tiny", 99, (2,))

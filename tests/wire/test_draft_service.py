@@ -88,6 +88,8 @@ async def test_what_is_refused_names_the_field() -> None:
                 await pair.client.complete(**arguments)
             assert [violation.field for violation in caught.value.fields] == [field], name
             assert caught.value.reason == reason, name
+            if name == "max_tokens":
+                assert str(caught.value) == "max_tokens: is 0; it must be in 1..4294967295"
         async with grpc.aio.insecure_channel(pair.server.address) as channel:
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 async for _ in GenerateServiceStub(channel).Generate(
@@ -96,6 +98,25 @@ async def test_what_is_refused_names_the_field() -> None:
                     pass
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert not pair.verifier.opens, "nothing of this reached the target"
+
+
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.mark.parametrize(
+    "malformed",
+    ["", TRACEPARENT.upper(), TRACEPARENT + "\n", TRACEPARENT[:-1], "01" + TRACEPARENT[2:],
+     TRACEPARENT.replace("-", " "), "00-" + "0" * 32 + TRACEPARENT[35:], TRACEPARENT * 10_000],
+)  # fmt: skip
+async def test_a_trace_context_goes_on_unless_it_is_malformed(
+    malformed: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with drafting_pair() as pair:
+        for given, sent in ((TRACEPARENT, TRACEPARENT), (malformed, "")):
+            answer = await pair.client.complete(PROMPT, max_tokens=3, traceparent=given)
+            assert len(answer.token_ids) == 3
+            assert pair.verifier.opens[-1].traceparent == sent
+    assert TRACEPARENT * 2 not in caplog.text
 
 
 async def test_values_that_mean_greedy_are_accepted() -> None:

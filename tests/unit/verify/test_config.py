@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 import pytest
 
@@ -45,6 +46,9 @@ def test_a_variable_that_cannot_be_read_names_itself() -> None:
     [
         ({"page_size": 0}, "--page-size is 0"),
         ({"patience_ms": -1}, "--patience-ms is -1"),
+        ({"patience_ms": math.nan}, "--patience-ms is nan; it must be a finite number"),
+        ({"grace_s": math.inf}, "--grace-s is inf; it must be a finite number"),
+        ({"patience_ms": 3000}, "--patience-ms is 3000; it must not exceed --max-patience-ms 2000"),
         ({"dtype": "float16"}, "--dtype is 'float16'"),
         ({"draft_nodes": 9, "max_nodes": 8}, "--draft-nodes is 9"),
         ({"tls_cert": "c"}, "--tls-cert and --tls-key belong together"),

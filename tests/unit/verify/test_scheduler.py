@@ -179,6 +179,15 @@ def test_the_patience_of_a_session_wins_over_the_default() -> None:
     assert stepping.scheduler.next_due_ns() == stepping.now_ns + 1_500_000
 
 
+def test_no_session_is_waited_for_longer_than_the_cap() -> None:
+    stepping = Stepping(ScriptedTarget(NEXT), max_patience_ms=500)
+    seen = stepping.open(1, [1], 5, drafting=True, patience_us=2**32 - 1)
+    stepping.step()
+    assert stepping.scheduler.next_due_ns() == stepping.now_ns + 500 * MILLISECOND
+    stepping.run()
+    assert seen.tokens == decode_plainly(NEXT, [1], 5)
+
+
 def test_a_step_waits_for_nobody() -> None:
     target = ScriptedTarget(NEXT)
     stepping = Stepping(target)
