@@ -24,6 +24,7 @@ from forerun.v1.verify_pb2_grpc import add_VerifyServiceServicer_to_server
 from verify_server.config import VerifyConfig
 from verify_server.engine_thread import EngineThread
 from verify_server.events import EndAll, Refuse
+from verify_server.heartbeat import watch
 from verify_server.metrics import Metrics
 from verify_server.scheduler import Scheduler
 from verify_server.servicer import VerifyServicer
@@ -74,6 +75,9 @@ class VerifyServer:
         )
         self._hurry = asyncio.Event()
         self._server: grpc.aio.Server | None = None
+        self._started = False
+        self._engine_works = self._engine_moves = True
+        self._watching: asyncio.Task[None] | None = None
         self._failure: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -81,7 +85,7 @@ class VerifyServer:
 
         Raises RuntimeError where the address cannot be had, and what the engine raises.
         """
-        await self._set_health(serving=False)
+        await self._tell_health()
         server = grpc.aio.server(
             options=server_options(self.config.max_message_bytes),
             interceptors=self._security.interceptors(),
@@ -100,7 +104,10 @@ class VerifyServer:
         except BaseException:
             await server.stop(None)
             raise
-        await self._set_health(serving=True)
+        self._started = True
+        await self._tell_health()
+        watching = watch(lambda: self._thread.busy_s, self.config.hang_s, self._on_heartbeat)
+        self._watching = asyncio.create_task(watching, name="heartbeat")
         logger.info("serving on %s", self.address)
 
     async def stop(self, grace_s: float | None = None) -> None:
@@ -112,12 +119,15 @@ class VerifyServer:
         error = Unavailable("the verify server is stopping", reason="DRAINING")
         await self._health.enter_graceful_shutdown()
         self.servicer.drain(int(grace_s * 1000))
-        await self._thread.handled(Refuse(error))
+        self._thread.submit([Refuse(error)])
         await self._wait_idle(grace_s)
-        await self._thread.handled(EndAll(error))
+        await self._thread.handled(EndAll(error), within_s=CLOSE_S)
         self.servicer.end_streams()
         await self._server.stop(CLOSE_S)
-        await self._thread.stop()
+        await self._thread.stop(CLOSE_S)
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         if self._metrics_server is not None:
             self._metrics_server.shutdown()
             self._metrics_server.server_close()
@@ -128,7 +138,11 @@ class VerifyServer:
         self._hurry.set()
 
     async def _wait_idle(self, grace_s: float) -> None:
-        waits = [asyncio.create_task(e.wait()) for e in (self.servicer.idle, self._hurry)]
+        async def idle() -> None:
+            await self._thread.handled()  # what was handed in before may open sessions
+            await self.servicer.idle.wait()
+
+        waits = [asyncio.create_task(wait) for wait in (idle(), self._hurry.wait())]
         await asyncio.wait(waits, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
@@ -148,11 +162,18 @@ class VerifyServer:
         logger.info("metrics on http://%s/metrics", self.metrics_address)
 
     def _on_engine_failure(self) -> None:
-        self._failure = asyncio.ensure_future(self._set_health(serving=False))
+        self._engine_works = False
+        self._failure = asyncio.ensure_future(self._tell_health())
 
-    async def _set_health(self, *, serving: bool) -> None:
+    async def _on_heartbeat(self, alive: bool) -> None:
+        self._engine_moves = alive
+        await self._tell_health()
+
+    async def _tell_health(self) -> None:
         states = health_pb2.HealthCheckResponse
         for service in ("", SERVICE):
+            # Looked at for each, since `set` waits: whoever changes it tells last.
+            serving = self._started and self._engine_works and self._engine_moves
             await self._health.set(service, states.SERVING if serving else states.NOT_SERVING)
 
 

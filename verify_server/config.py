@@ -78,6 +78,9 @@ class VerifyConfig(Settings):
     outbox_bytes: int = setting(
         16 * MIB, "bytes that may wait for a slow reader before its stream is ended", int, minimum=1
     )
+    hang_s: float = setting(
+        30.0, "seconds that a step may take before health says NOT_SERVING", float, minimum=0.1
+    )
     grace_s: float = setting(
         30.0, "seconds that open sessions get to finish on shutdown", float, minimum=0
     )

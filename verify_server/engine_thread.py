@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +53,8 @@ class EngineThread:
         self._deliver = deliver
         self._on_failure = on_failure
         self._inbox: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
+        # When the step that runs began, 0 between steps; written by the engine's thread alone.
+        self._step_began_ns = 0
         self._thread = threading.Thread(target=self._run, name="forerun-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop
         self._warm: asyncio.Future[None]
@@ -60,6 +63,12 @@ class EngineThread:
     def num_waiting(self) -> int:
         """Messages that were handed in and not taken yet."""
         return self._inbox.qsize()
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the step that runs began, 0 between steps. For any thread."""
+        began_ns = self._step_began_ns
+        return (time.monotonic_ns() - began_ns) / 1e9 if began_ns else 0.0
 
     async def start(self) -> None:
         """Starts the thread and returns once the engine has run its first rows; raises what it
@@ -74,16 +83,20 @@ class EngineThread:
         once its output has been delivered."""
         self._inbox.put(_Message(events, on_handled))
 
-    async def handled(self, *events: Event) -> None:
-        """Hands events in and returns once what they led to has been delivered."""
+    async def handled(self, *events: Event, within_s: float | None = None) -> None:
+        """Hands events in and returns once what they led to has been delivered, or a step that does
+        not end has kept them from it for `within_s` seconds."""
         done = self._loop.create_future()
         self.submit(events, lambda: None if done.done() else done.set_result(None))
-        await done
+        await asyncio.wait([done], timeout=within_s)
 
-    async def stop(self) -> None:
-        """Ends the thread after the step that is running."""
+    async def stop(self, within_s: float) -> None:
+        """Ends the thread after the step that is running, or leaves it behind after `within_s`
+        seconds."""
         self._inbox.put(None)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, within_s)
+        if self._thread.is_alive():
+            logger.error("the engine's step has not ended; its thread is left behind")
 
     def _run(self) -> None:
         try:
@@ -93,6 +106,7 @@ class EngineThread:
             return
         self._call(self._warm.set_result, None)
         while (messages := self._receive()) is not None:
+            self._step_began_ns = time.monotonic_ns()
             try:
                 for message in messages:
                     for event in message.events:
@@ -101,6 +115,7 @@ class EngineThread:
             except Exception:
                 logger.exception("the engine failed; all sessions end")
                 output = self._end_all()
+            self._step_began_ns = 0
             if output or messages:  # a stream that ends has no output, but fewer sessions are open
                 notices = [m.on_handled for m in messages if m.on_handled is not None]
                 self._call(self._arrive, output, self._scheduler.num_sessions, notices)
@@ -135,7 +150,8 @@ class EngineThread:
             notice()
 
     def _call(self, callback: Callable[..., object], *arguments: object) -> None:
-        self._loop.call_soon_threadsafe(callback, *arguments)
+        with suppress(RuntimeError):  # the loop is closed: this thread was left behind
+            self._loop.call_soon_threadsafe(callback, *arguments)
 
 
 def warm_up(engine: TargetEngine) -> None:

@@ -14,11 +14,11 @@ from forerun.errors import InvalidArgument, InvalidTree
 from forerun.tree import Tree
 from forerun.v1 import tree_pb2
 from forerun.v1 import verify_pb2 as pb
-from tests.fixtures.scripted_draft import DraftSession, ScriptedDraft
+from tests.fixtures.scripted_draft import HANG_S, DraftSession, ScriptedDraft
 from tests.fixtures.scripted_target import ScriptedTarget, decode_plainly, hash_next
 from tests.fixtures.scripted_trees import chain
 from tests.fixtures.verify_server import scripted_server
-from verify_server.app import VerifyServer
+from verify_server.app import SERVICE, VerifyServer
 from verify_server.streams import READ_AHEAD
 
 VOCAB = 1000
@@ -145,6 +145,8 @@ async def test_a_bad_open_names_its_field(fields: dict[str, Any], field: str, re
         [error] = bad.errors
         assert isinstance(error, InvalidArgument)
         assert (error.reason, error.fields[0].field) == (reason, field)
+        if field == "open.max_tokens":
+            assert error.fields[0].description == "is 0; it must be in 1..4294967295"
         assert good.tokens == decode_plainly(NEXT, [4], 5)
 
 
@@ -272,6 +274,68 @@ async def test_an_engine_failure_ends_sessions_and_is_seen_by_health() -> None:
         health = health_pb2_grpc.HealthStub(draft.channel)
         reply = await health.Check(health_pb2.HealthCheckRequest())
         assert reply.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class HealthWatch:
+    """What a server tells of its health, one change after the other."""
+
+    def __init__(self, draft: ScriptedDraft) -> None:
+        request = health_pb2.HealthCheckRequest(service=SERVICE)
+        self.call: Any = health_pb2_grpc.HealthStub(draft.channel).Watch(request)
+
+    async def told(self) -> str:
+        response = await asyncio.wait_for(self.call.read(), HANG_S)
+        return health_pb2.HealthCheckResponse.ServingStatus.Name(response.status)
+
+
+async def test_an_engine_that_hangs_is_seen_by_health_until_it_moves_again() -> None:
+    target = ScriptedTarget(NEXT)
+    async with scripted_server(target, hang_s=0.1) as server, ScriptedDraft(
+        server.address
+    ) as draft:  # fmt: skip
+        health = HealthWatch(draft)
+        assert await health.told() == "SERVING"
+        target.hold()
+        session = await draft.open(1, [1], 20)
+        assert await health.told() == "NOT_SERVING"
+        target.open_gate()
+        await draft.until_ended(session)
+        assert session.tokens == decode_plainly(NEXT, [1], 20)
+        assert await health.told() == "SERVING"
+        health.call.cancel()
+
+
+async def test_an_engine_that_fails_after_it_hung_stays_not_serving() -> None:
+    target = ScriptedTarget(NEXT)
+    async with scripted_server(target, hang_s=0.1) as server, ScriptedDraft(
+        server.address
+    ) as draft:  # fmt: skip
+        health = HealthWatch(draft)
+        assert await health.told() == "SERVING"
+        target.hold()
+        target.fail_with = RuntimeError("out of luck")
+        session = await draft.open(1, [1], 20)
+        assert await health.told() == "NOT_SERVING"
+        target.open_gate()
+        await draft.until_ended(session)
+        change = asyncio.ensure_future(health.told())
+        changed, _ = await asyncio.wait({change}, timeout=0.5)  # the heartbeat looks meanwhile
+        assert not changed
+        change.cancel()
+        health.call.cancel()
+
+
+async def test_a_server_stops_although_its_engine_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("verify_server.app.CLOSE_S", 0.1)
+    target = ScriptedTarget(NEXT)
+    async with scripted_server(target, stop=False) as server, ScriptedDraft(
+        server.address
+    ) as draft:  # fmt: skip
+        target.hold()
+        await draft.open(1, [1], 20)
+        await asyncio.to_thread(target.wait_entered)
+        await asyncio.wait_for(server.stop(0), HANG_S)
+        target.open_gate()
 
 
 async def _until_idle(server: VerifyServer) -> None:
