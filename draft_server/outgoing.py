@@ -6,7 +6,6 @@ Owns the batching: everything that is ready goes into one message, as far as its
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 
 from forerun.v1 import verify_pb2
 
@@ -18,23 +17,28 @@ class Outgoing:
     """A queue of what sessions have to say. All methods are for one event loop."""
 
     def __init__(self) -> None:
-        self._opens: deque[verify_pb2.Open] = deque()
+        self._opens: dict[int, verify_pb2.Open] = {}
         self._trees: list[verify_pb2.SessionTree] = []
         self._cancels: list[int] = []
         self._ready = asyncio.Event()
         self._closed = False
 
     def open(self, message: verify_pb2.Open) -> None:
-        self._opens.append(message)
+        self._opens[message.session] = message
         self._ready.set()
 
     def tree(self, message: verify_pb2.SessionTree) -> None:
         self._trees.append(message)
         self._ready.set()
 
-    def cancel(self, number: int) -> None:
+    def cancel(self, number: int) -> bool:
+        """Whether the server is told: of a session whose Open still waits it hears nothing, since
+        a cancel that overtook it would end nothing."""
+        if self._opens.pop(number, None) is not None:
+            return False
         self._cancels.append(number)
         self._ready.set()
+        return True
 
     def close(self) -> None:
         """Nothing follows what is queued."""
@@ -44,16 +48,20 @@ class Outgoing:
     async def take(self, max_bytes: int) -> verify_pb2.VerifyRequest | None:
         """Everything that waits, once anything does; None at the end. Prompts beyond `max_bytes`
         wait for the next message, but one goes in any case."""
-        await self._ready.wait()
+        while True:
+            await self._ready.wait()
+            if self._closed or self._opens or self._trees or self._cancels:
+                break
+            self._ready.clear()  # what was there has been cancelled
         request = verify_pb2.VerifyRequest(trees=self._trees)
         request.cancels.extend(verify_pb2.Cancel(session=number) for number in self._cancels)
         self._trees, self._cancels = [], []
         size = 0
-        while self._opens:
-            size += BYTES_PER_ID * len(self._opens[0].prompt_token_ids)
+        for number, message in list(self._opens.items()):
+            size += BYTES_PER_ID * len(message.prompt_token_ids)
             if request.opens and size > max_bytes:
                 break
-            request.opens.append(self._opens.popleft())
+            request.opens.append(self._opens.pop(number))
         if not self._opens and not self._closed:
             self._ready.clear()
         empty = not (request.opens or request.trees or request.cancels)

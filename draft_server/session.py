@@ -30,8 +30,9 @@ from forerun.v1 import tree_pb2, verify_pb2
 from forerun.v1.verify_pb2 import FinishReason
 from forerun.wire import tree_to_pb
 
-# A session that its verify server loses this often is given up.
-MAX_REOPENED = 8
+# A session that is lost this often without a token in between is given up: it may be what kills the
+# verify server.
+MAX_LOST = 8
 
 # How much longer than a draft may take the verifier waits for the tree: the way there takes time.
 PATIENCE = 1.5
@@ -88,7 +89,7 @@ class Session:
         self._committed = list(generation.prompt_ids)
         self._phase = Phase.OPENING
         self._stats = SessionStats()
-        self._reopened = 0
+        self._opened = 0  # times in a row that brought no token
         # Of the round that is on: its number, whether a tree is wanted, and the one that was sent.
         self._round = 0
         self._wanted = False
@@ -123,6 +124,11 @@ class Session:
             if deadline_ms <= 0:
                 self.fail(DeadlineExceeded("the deadline passed before the session was open"))
                 return None
+        if self._opened > MAX_LOST:
+            lost = f"the verify server lost the session {self._opened} times in a row"
+            self.fail(SessionLost(f"{lost}; its log tells why"))
+            return None
+        self._opened += 1
         return verify_pb2.Open(
             prompt_token_ids=self._committed,
             max_tokens=self._generation.max_tokens - self._stats.emitted,
@@ -185,11 +191,7 @@ class Session:
             self._tree = None
         elif not isinstance(failure, (SessionNotFound, SessionLost, Unavailable)):
             self.fail(failure, cancel=False)
-        elif self._reopened == MAX_REOPENED:
-            lost = SessionLost(f"the verify server lost the session: {failure.message}")
-            self.fail(lost, cancel=False)
         else:
-            self._reopened += 1
             self._stream.reopen(self)
 
     def fail(self, error: ForerunError, *, cancel: bool = True) -> None:
@@ -201,6 +203,7 @@ class Session:
         """Commits a block and hands it to the client, up to where a stop string completes. `tree`
         is what the block was verified with, None for the first token."""
         self._last_token_at = time.monotonic()
+        self._opened = 0
         if not self._first_token_at:
             self._first_token_at = self._last_token_at
             self._metrics.first_token_seconds.observe(self._first_token_at - self._received)

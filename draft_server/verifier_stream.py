@@ -109,6 +109,11 @@ class VerifierStream:
         self._failure = "it was not reached yet"
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are open or wait to be, and those whose cancel is not confirmed yet."""
+        return len(self._sessions) + len(self._waiting) + len(self._cancelled)
+
     def start(self) -> None:
         self._task = asyncio.create_task(self._keep_up(), name="verifier stream")
 
@@ -153,8 +158,8 @@ class VerifierStream:
             timer.cancel()
         number, session.number = session.number, 0
         if self._sessions.pop(number, None) is not None and cancel:
-            self._cancelled.add(number)
-            self._outgoing.cancel(number)
+            if self._outgoing.cancel(number):
+                self._cancelled.add(number)
         self._leave_if_drained()
 
     def send_tree(self, tree: verify_pb2.SessionTree) -> None:
@@ -162,7 +167,7 @@ class VerifierStream:
 
     def _open(self, session: StreamSession) -> None:
         session.number = next(self._numbers)
-        message = session.open_message()
+        message = _message_of(session)
         if message is None:
             session.number = 0
             return
@@ -312,13 +317,27 @@ class VerifierStream:
         return session
 
 
+def _message_of(session: StreamSession) -> verify_pb2.Open | None:
+    """A defect in one session must not keep the others from being opened."""
+    try:
+        return session.open_message()
+    except Exception:
+        logger.exception("a session failed")
+        session.fail(_defect())
+        return None
+
+
+def _defect() -> Internal:
+    return Internal("internal error of the draft server; its log tells more")
+
+
 def _deliver(session: StreamSession, handle: Callable[[M], None], message: M) -> None:
     """A defect in one session must not end the stream of all."""
     try:
         handle(message)
     except Exception:
         logger.exception("a session failed")
-        session.fail(Internal("internal error of the draft server; its log tells more"))
+        session.fail(_defect())
 
 
 async def _write(call: _Call, outgoing: Outgoing) -> None:

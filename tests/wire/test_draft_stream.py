@@ -8,8 +8,11 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from draft_server.drafters.standalone import StandaloneDrafter
+from draft_server.session import Session
+from forerun.client import Generation
 from forerun.errors import (
     DeadlineExceeded,
+    Internal,
     InvalidTree,
     SessionLost,
     SessionNotFound,
@@ -272,6 +275,47 @@ async def test_a_session_that_the_verify_server_forgot_is_opened_again() -> None
         answer = await pair.client.complete(PROMPT, max_tokens=80)
         assert list(answer.token_ids) == base(80)
         assert len(forgotten) == 2 and len(pair.verifier.opens) == 3
+
+
+async def test_a_session_that_kills_every_stream_is_given_up() -> None:
+    def die(response: verify_pb2.VerifyResponse) -> Sequence[verify_pb2.VerifyResponse]:
+        if response.opened:
+            raise RuntimeError("the verify server dies")
+        return [response]
+
+    async with drafting_pair() as pair:
+        pair.verifier.mangle = die
+        with pytest.raises(SessionLost, match="9 times in a row"):
+            await pair.client.complete(PROMPT, max_tokens=80)
+        assert len(pair.verifier.opens) == 9
+        pair.verifier.mangle = lambda response: [response]
+        assert list((await pair.client.complete(PROMPT, max_tokens=9)).token_ids) == base(9)
+
+
+async def test_a_defect_in_one_session_keeps_no_other_from_being_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original = Session.open_message
+
+    def open_message(session: Session) -> verify_pb2.Open | None:
+        message = original(session)
+        assert message is None or message.prompt_token_ids[0] != ord("X"), "a defect"
+        return message
+
+    monkeypatch.setattr(Session, "open_message", open_message)
+    async with drafting_pair() as pair:
+        await pair.verifier.stop()
+        await eventually(lambda: pair.sample("verifier_up") == 0, "the loss is noticed")
+        tasks = [
+            asyncio.create_task(pair.client.complete(prompt, max_tokens=20))
+            for prompt in (PROMPT, "X", PROMPT)
+        ]
+        await eventually(lambda: pair.sample("sessions") == 3, "all wait")
+        await pair.verifier.start(pair.verifier_address)
+        first, broken, last = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(broken, Internal)
+        for answer in (first, last):
+            assert isinstance(answer, Generation) and list(answer.token_ids) == base(20)
 
 
 async def test_a_notice_about_a_tree_does_not_end_the_session() -> None:

@@ -44,3 +44,30 @@ async def test_waits_for_something_and_ends_once_closed() -> None:
     outgoing.close()
     assert (await outgoing.take(1000)) is not None, "what is queued still goes"
     assert (await outgoing.take(1000)) is None
+
+
+async def test_a_cancel_does_not_overtake_the_open_that_it_is_for() -> None:
+    outgoing = Outgoing()
+    for number in range(3):
+        outgoing.open(verify_pb2.Open(session=number, prompt_token_ids=[1] * 100))
+    first = await outgoing.take(600)
+    assert first is not None and [message.session for message in first.opens] == [0]
+    assert outgoing.cancel(0), "it is out"
+    assert not outgoing.cancel(1), "nobody has heard of it"
+    second = await outgoing.take(600)
+    assert second is not None
+    assert [message.session for message in second.opens] == [2]
+    assert [cancel.session for cancel in second.cancels] == [0]
+
+
+async def test_nothing_is_sent_where_all_that_waited_was_cancelled() -> None:
+    outgoing = Outgoing()
+    outgoing.open(verify_pb2.Open(session=1, prompt_token_ids=[1]))
+    outgoing.cancel(1)
+    taking = asyncio.create_task(outgoing.take(1000))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not taking.done()
+    outgoing.cancel(2)
+    request = await taking
+    assert request is not None and not request.opens
