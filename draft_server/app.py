@@ -95,7 +95,7 @@ class DraftServer:
             tokenizer = await asyncio.to_thread(_load_tokenizer, config.model)
         if drafter is None:
             drafter = await asyncio.to_thread(_load_drafter, config, tokenizer)
-        self._drafting = DraftingThread(drafter, config.draft_timeout_ms / 1000)
+        self.drafting = DraftingThread(drafter, config.draft_timeout_ms / 1000)
         self._channel, metadata = open_verifier_channel(config)
         self.stream = VerifierStream(
             self._channel,
@@ -107,7 +107,7 @@ class DraftServer:
             on_ready=self._on_ready,
         )
         self._servicer = GenerateServicer(
-            tokenizer, self.stream, self._drafting, self.metrics, config.max_message_bytes
+            tokenizer, self.stream, self.drafting, self.metrics, config.max_message_bytes
         )
         self._server = grpc.aio.server(
             options=server_options(config.max_message_bytes),
@@ -120,7 +120,7 @@ class DraftServer:
             reflection.enable_server_reflection(names, self._server)
         self.address = self._security.bind(self._server, config.listen)
         self._start_metrics()
-        self._drafting.start()
+        self.drafting.start()
         await self._server.start()
         self.stream.start()
         logger.info("listening on %s, drafting by %s", self.address, drafter.info.name)
@@ -138,7 +138,7 @@ class DraftServer:
         await self._server.stop(self.config.grace_s if grace is None else grace)
         await self.stream.stop()
         await self._channel.close()
-        await self._drafting.stop()
+        await self.drafting.stop()
         if self._metrics_server is not None:
             self._metrics_server.shutdown()
             self._metrics_server.server_close()

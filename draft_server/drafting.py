@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -32,24 +32,6 @@ USABLE_TIME = 0.75
 Deliver = Callable[["Tree | None", str], None]
 
 
-@dataclass(slots=True, eq=False)
-class DraftHandle:
-    """One session, as both sides know it.
-
-    deliver is called on the event loop. committed, state and failures belong to the drafting
-    thread; the others to the event loop: asked counts the questions, and awaited is the one that
-    waits for its answer (0: none).
-    """
-
-    deliver: Deliver
-    committed: list[int]
-    state: DraftState | None = None
-    failures: int = 0
-    timer: asyncio.TimerHandle | None = None
-    asked: int = 0
-    awaited: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class HiddenStates:
     """The target's hidden states of consecutive positions, as they came: `rows` rows of bfloat16,
@@ -60,6 +42,28 @@ class HiddenStates:
     data: bytes
 
 
+@dataclass(slots=True, eq=False)
+class DraftHandle:
+    """One session, as both sides know it.
+
+    deliver is called on the event loop. committed, state and failures belong to the drafting
+    thread; the others to the event loop: untold and unfed are committed tokens and hidden states
+    that the thread has not been told of, told whether it knows the session, asked counts the
+    questions, and awaited is the one that waits for its answer (0: none).
+    """
+
+    deliver: Deliver
+    committed: list[int] = field(default_factory=list)
+    state: DraftState | None = None
+    failures: int = 0
+    untold: list[int] = field(default_factory=list)
+    unfed: list[HiddenStates] = field(default_factory=list)
+    told: bool = False
+    timer: asyncio.TimerHandle | None = None
+    asked: int = 0
+    awaited: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class _Job:
     """budget None: nothing to draft now. close: the session is over."""
@@ -68,7 +72,7 @@ class _Job:
     token_ids: Sequence[int] = ()
     question: int = 0
     budget: Budget | None = None
-    hidden: HiddenStates | None = None
+    hidden: Sequence[HiddenStates] = ()
     close: bool = False
 
 
@@ -92,8 +96,13 @@ class DraftingThread:
         self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        # A batch outlasted its time and has not come back yet.
+        # A batch outlasted its time and has not come back yet: meanwhile nothing is queued for it.
         self._overdue = False
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that the thread has not taken yet."""
+        return self._inbox.qsize()
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -107,8 +116,8 @@ class DraftingThread:
             await asyncio.to_thread(self._thread.join, 1.0)
 
     def open(self, prompt_ids: Sequence[int], deliver: Deliver) -> DraftHandle:
-        handle = DraftHandle(deliver, list(prompt_ids))
-        self._inbox.put(_Job(handle))
+        handle = DraftHandle(deliver, untold=list(prompt_ids))
+        self.tell(handle)
         return handle
 
     def tell(
@@ -118,32 +127,46 @@ class DraftingThread:
         hidden: HiddenStates | None = None,
     ) -> None:
         """Adds committed tokens or hidden states, and asks for nothing."""
-        self._inbox.put(_Job(handle, token_ids, hidden=hidden))
+        handle.untold += token_ids
+        if hidden is not None:
+            handle.unfed.append(hidden)
+        if not self._overdue:
+            self._hand_over(handle)
 
     def submit(self, handle: DraftHandle, token_ids: Sequence[int], budget: Budget) -> None:
         """Adds committed tokens and asks for a tree behind them; exactly one `deliver` follows,
         unless a later `submit` or `close` overtakes it."""
         self._cancel_timer(handle)
+        handle.untold += token_ids
         handle.asked += 1
         handle.awaited = handle.asked
-        self._inbox.put(_Job(handle, token_ids, handle.asked, budget))
+        late = _Result(handle, handle.asked, None, "draft_late")
         assert self._loop is not None, "start() comes first"
-        delay = 0.0 if self._overdue else self.timeout_s
-        handle.timer = self._loop.call_later(delay, self._expire, handle, handle.asked)
+        if self._overdue:
+            handle.timer = self._loop.call_later(0.0, self._answer, late)
+        else:
+            self._hand_over(handle, budget)
+            handle.timer = self._loop.call_later(self.timeout_s, self._expire, late)
 
     def close(self, handle: DraftHandle) -> None:
         self._cancel_timer(handle)
         handle.awaited = 0
-        self._inbox.put(_Job(handle, close=True))
+        if handle.told:
+            self._inbox.put(_Job(handle, close=True))
+
+    def _hand_over(self, handle: DraftHandle, budget: Budget | None = None) -> None:
+        job = _Job(handle, handle.untold, handle.asked, budget, handle.unfed)
+        handle.untold, handle.unfed, handle.told = [], [], True
+        self._inbox.put(job)
 
     def _cancel_timer(self, handle: DraftHandle) -> None:
         if handle.timer is not None:
             handle.timer.cancel()
             handle.timer = None
 
-    def _expire(self, handle: DraftHandle, question: int) -> None:
+    def _expire(self, late: _Result) -> None:
         self._overdue = True
-        self._answer(_Result(handle, question, None, "draft_late"))
+        self._answer(late)
 
     def _deliver(self, results: Sequence[_Result]) -> None:
         self._overdue = False
@@ -167,7 +190,7 @@ class DraftingThread:
             if jobs is None:
                 return
             results = self._work(jobs)
-            if results:
+            if jobs:  # without a result too: whoever waits must learn that the batch is back
                 try:
                     self._loop.call_soon_threadsafe(self._deliver, results)
                 except RuntimeError:  # the loop is closed: nobody waits any more
@@ -213,10 +236,10 @@ class DraftingThread:
                 self.drafter.advance(handle.state, job.token_ids)
             elif handle.failures < self._max_failures:
                 handle.state = self.drafter.open(handle.committed)
-            if job.hidden is not None and handle.state is not None:
-                hidden = np.frombuffer(job.hidden.data, dtype="<u2").reshape(job.hidden.rows, -1)
+            for states in job.hidden if handle.state is not None else ():
+                hidden = np.frombuffer(states.data, dtype="<u2").reshape(states.rows, -1)
                 feed = cast("FeatureDrafter[Any]", self.drafter).feed
-                feed(handle.state, job.hidden.first_position, hidden)
+                feed(handle.state, states.first_position, hidden)
         except Exception:
             self._fail(handle)
 

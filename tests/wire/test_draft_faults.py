@@ -9,7 +9,13 @@ import time
 import pytest
 
 from forerun.tree import Budget, Tree
-from tests.fixtures.drafting import ScriptedDrafter, alphabet, drafting_pair, following
+from tests.fixtures.drafting import (
+    ScriptedDrafter,
+    alphabet,
+    drafting_pair,
+    eventually,
+    following,
+)
 from tests.fixtures.scripted_target import decode_plainly
 from tests.fixtures.scripted_verifier import Live
 
@@ -85,7 +91,38 @@ async def test_a_drafter_that_hangs() -> None:
     async with drafting_pair(drafter=drafter, config={"draft_timeout_ms": 30.0}) as pair:
         answer = await pair.client.complete(PROMPT, max_tokens=80)
         assert list(answer.token_ids) == BASE and answer.stats.rounds == 0
+        queued = pair.server.drafting.num_waiting
+        for _ in range(3):
+            answer = await pair.client.complete(PROMPT, max_tokens=80)
+            assert list(answer.token_ids) == BASE
+        assert pair.server.drafting.num_waiting == queued <= 1, "nothing piles up meanwhile"
         release.set()
+        await eventually(lambda: drafter.open_states == 0, "it is back, and has let go of all")
+        answer = await pair.client.complete(PROMPT, max_tokens=80)
+        assert list(answer.token_ids) == BASE and answer.stats.rounds > 0
+
+
+async def test_a_session_that_ends_while_the_drafter_hangs_does_not_keep_drafting_off() -> None:
+    """What was asked is nobody's any more when the batch comes back."""
+    release = threading.Event()
+
+    def propose(committed: list[int], budget: Budget) -> Tree:
+        release.wait(20)
+        return following(alphabet)(committed, budget)
+
+    drafter = ScriptedDrafter(propose)
+    async with drafting_pair(drafter=drafter, config={"draft_timeout_ms": 30.0}) as pair:
+        first = asyncio.create_task(pair.client.complete(PROMPT, max_tokens=1900))
+        await eventually(lambda: drafter.calls == 1, "the drafter hangs")
+        second = asyncio.create_task(pair.client.complete(PROMPT + "bc", max_tokens=1900))
+        late = lambda: pair.sample("fallback_total", reason="draft_late") > 3  # noqa: E731
+        await eventually(late, "both are late")
+        for task in (first, second):
+            task.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        await eventually(lambda: pair.sample("sessions") == 0, "both are gone")
+        release.set()
+        await eventually(lambda: drafter.open_states == 0, "the drafter is back")
         answer = await pair.client.complete(PROMPT, max_tokens=80)
         assert list(answer.token_ids) == BASE and answer.stats.rounds > 0
 
