@@ -76,6 +76,7 @@ class Scheduler:
         self._config = config
         self._clock_ns = clock_ns
         self._sessions: dict[tuple[int, int], Session] = {}
+        self._num_open: Counter[int] = Counter()  # sessions by stream
         self._residency = Residency(
             engine, config.draft_nodes + 1, self._evicted, self.metrics.record_prefix_hit
         )
@@ -93,7 +94,7 @@ class Scheduler:
         """Takes an event; what it leads to is in the next step's output."""
         match event:
             case OpenSession():
-                self._open(event)
+                self._open_session(event)
             case TreeArrived():
                 self._take_tree(event)
             case CancelSession():
@@ -104,6 +105,7 @@ class Scheduler:
                 for session in list(self._sessions.values()):
                     if session.stream == event.stream:
                         self._leave(session)
+                del self._num_open[event.stream]
             case Refuse():
                 self._refusal = event.error
             case EndAll():
@@ -149,7 +151,7 @@ class Scheduler:
             due.append(session.ready_ns if session.phase is Phase.DECODING else 0)
         return min(due, default=None)
 
-    def _open(self, event: OpenSession) -> None:
+    def _open_session(self, event: OpenSession) -> None:
         key = event.stream, event.session
         if key in self._sessions:
             error = InvalidArgument.for_field(
@@ -161,6 +163,7 @@ class Scheduler:
             self._check_room(event)
             session = self.admission.session(event)
             self._sessions[key] = session
+            self._num_open[event.stream] += 1
             self._residency.enter(session)
             if len(self._residency.waiting) > self._config.max_waiting and (
                 self._residency.waiting[-1] is session
@@ -179,7 +182,7 @@ class Scheduler:
         if self._refusal is not None:
             raise self._refusal
         limit = self._config.max_sessions
-        if sum(stream == event.stream for stream, _ in self._sessions) >= limit:
+        if self._num_open[event.stream] >= limit:
             raise Overloaded(
                 f"the stream has {limit} sessions open, which is the limit",
                 reason="TOO_MANY_SESSIONS",
@@ -240,6 +243,7 @@ class Scheduler:
 
     def _leave(self, session: Session) -> None:
         del self._sessions[session.key]
+        self._num_open[session.stream] -= 1
         self._residency.leave(session)
 
     def _stream(self, stream: int) -> StreamOutput:

@@ -103,13 +103,13 @@ class VerifyServicer(VerifyServiceServicer):
 
     async def _read(self, requests: AsyncIterator[pb.VerifyRequest], stream: Stream) -> None:
         try:
-            await stream.read_ahead.acquire()
             async for request in requests:
                 if stream.ended:
                     return  # its sessions are gone; new ones would run for nobody
+                stream.read(request.ByteSize())
                 events = decode(request, stream.number, time.monotonic_ns())
-                self.engine_thread.submit(events, stream.read_ahead.release)
-                await stream.read_ahead.acquire()
+                self.engine_thread.submit(events, stream.handled)
+                await stream.may_read()
         except Exception:
             # The peer is gone, or sent what is no message; gRPC has told it, and the end is the
             # same.

@@ -12,21 +12,24 @@ from collections import deque
 from forerun.errors import ForerunError, Overloaded
 from forerun.v1 import verify_pb2 as pb
 
-# Messages that were read and not handled yet; beyond it the stream is not read.
+# Messages, and bytes of them, that were read and not handled yet; beyond either the stream is not
+# read. One message may be larger.
 READ_AHEAD = 256
+READ_AHEAD_BYTES = 16 << 20
 
 
 class Stream:
     """A queue of responses with a bound in bytes, and an end.
 
-    read_ahead: acquired before a message is read, released once it is handled. error: why the
-    server ended the stream, None if it did not. ended: nothing more is taken.
+    error: why the server ended the stream, None if it did not. ended: nothing more is taken.
     """
 
     def __init__(self, number: int, outbox_bytes: int) -> None:
         self.number = number
         self.error: ForerunError | None = None
-        self.read_ahead = asyncio.Semaphore(READ_AHEAD)
+        self._ahead: deque[int] = deque()  # bytes of each message that is not handled yet
+        self._ahead_bytes = 0
+        self._handled = asyncio.Event()
         self._limit = outbox_bytes
         self._waiting: deque[pb.VerifyResponse] = deque()
         self._bytes = 0
@@ -37,6 +40,22 @@ class Stream:
     def waiting_bytes(self) -> int:
         """Bytes that wait to be written."""
         return self._bytes
+
+    async def may_read(self) -> None:
+        """Returns once another message may be read."""
+        while len(self._ahead) >= READ_AHEAD or self._ahead_bytes >= READ_AHEAD_BYTES:
+            self._handled.clear()
+            await self._handled.wait()
+
+    def read(self, num_bytes: int) -> None:
+        """Counts a message that was read and is handed on."""
+        self._ahead.append(num_bytes)
+        self._ahead_bytes += num_bytes
+
+    def handled(self) -> None:
+        """Counts that the oldest message that was handed on is handled: they are so in order."""
+        self._ahead_bytes -= self._ahead.popleft()
+        self._handled.set()
 
     def put(self, response: pb.VerifyResponse) -> bool:
         """Queues a response. False where the reader is too slow: the stream has ended then, with

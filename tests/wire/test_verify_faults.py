@@ -248,6 +248,24 @@ async def test_messages_that_are_read_ahead_are_bounded() -> None:
         assert session.tokens == decode_plainly(NEXT, [1], 3)
 
 
+async def test_bytes_that_are_read_ahead_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 messages of 64 MiB would be more than most machines have."""
+    monkeypatch.setattr("verify_server.streams.READ_AHEAD_BYTES", 1 << 20)
+    target = ScriptedTarget(NEXT)
+    async with scripted_server(target) as server, ScriptedDraft(server.address) as draft:
+        target.hold()
+        session = await draft.open(1, [1], 3)
+        await asyncio.to_thread(target.wait_entered)
+        flood = pb.SessionTree(session=1, round=99, tree=tree_pb2.Tree(token_ids=[1] * (1 << 18)))
+        sending = asyncio.gather(*(draft.send(trees=[flood]) for _ in range(40)))
+        await asyncio.wait([sending], timeout=1.0)
+        assert server.servicer.engine_thread.num_waiting <= 4
+        target.open_gate()
+        await sending
+        await draft.until_ended(session)
+        assert session.tokens == decode_plainly(NEXT, [1], 3)
+
+
 async def test_deadlines_end_sessions_with_an_error() -> None:
     target = ScriptedTarget(NEXT)
     async with scripted_server(target) as server, ScriptedDraft(server.address) as draft:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from forerun.errors import Overloaded
 from forerun.v1 import verify_pb2 as pb
-from verify_server.streams import Stream
+from verify_server.streams import READ_AHEAD, READ_AHEAD_BYTES, Stream
 
 
 def response(size: int) -> pb.VerifyResponse:
@@ -40,3 +42,16 @@ async def test_one_large_message_is_no_sign_of_a_slow_reader() -> None:
     assert await stream.next() is not None
     assert stream.waiting_bytes == 0
     assert stream.put(response(500))
+
+
+async def test_reading_ahead_is_bounded_in_messages_and_in_bytes() -> None:
+    for count, size in ((READ_AHEAD, 1), (2, READ_AHEAD_BYTES // 2), (1, 2 * READ_AHEAD_BYTES)):
+        stream = Stream(1, outbox_bytes=100)
+        for _ in range(count):
+            await asyncio.wait_for(stream.may_read(), 1)
+            stream.read(size)
+        reading = asyncio.create_task(stream.may_read())
+        await asyncio.sleep(0)
+        assert not reading.done()
+        stream.handled()
+        await asyncio.wait_for(reading, 1)
