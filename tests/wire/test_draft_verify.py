@@ -5,12 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import subprocess
-import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,70 +18,14 @@ from forerun.client import AsyncClient
 from forerun.errors import Unavailable
 from tests.fixtures.drafting import alphabet, eventually, tiny_tokenizer
 from tests.fixtures.eagle3 import load_head, write_head
-from tests.fixtures.scripted_target import NextToken, ScriptedTarget, decode_plainly, hash_next
+from tests.fixtures.scripted_target import NextToken, decode_plainly, hash_next
+from tests.fixtures.servers import scripted, servers, target_of
 from tests.fixtures.tiny import shared_checkpoint
-from verify_server.app import VerifyServer
 from verify_server.config import VerifyConfig
-from verify_server.target import Target, load_target
+from verify_server.target import load_target
 
 PROMPT = "hello a"
 PROMPT_IDS = list(PROMPT.encode())
-
-
-def scripted(next_token: NextToken, **limits: int) -> ScriptedTarget:
-    sizes = {"vocab_size": 256, "pages_total": 400, "max_rows": 640, "max_context": 400}
-    return ScriptedTarget(next_token, **sizes | limits)
-
-
-def target_of(engine: ScriptedTarget) -> Target:
-    tokenizer = tiny_tokenizer()
-    return Target(
-        engine=engine,
-        vocab_size=engine.info.vocab_size,
-        eos_token_ids=tokenizer.eos_token_ids,
-        fingerprint=tokenizer.fingerprint,
-        vocabulary=tokenizer.vocabulary(),
-        model_name="scripted",
-        architecture="llama",
-    )
-
-
-@dataclass
-class Running:
-    """Both servers and a client."""
-
-    draft: DraftServer
-    verifier: VerifyServer
-    client: AsyncClient
-
-    async def replace_verifier(self, target: Target) -> None:
-        self.verifier = VerifyServer(target, self.verifier.config)
-        await self.verifier.start()
-
-
-@asynccontextmanager
-async def servers(
-    target: Target, drafter: Any = None, *, draft: dict[str, Any] | None = None, **verify: Any
-) -> AsyncIterator[Running]:
-    """`draft` and `verify`: settings of the two servers."""
-    with tempfile.TemporaryDirectory(prefix="forerun-") as folder:
-        settings: dict[str, Any] = {"listen": f"unix:{folder}/verify.sock", "patience_ms": 2000.0}
-        verifier = VerifyServer(target, VerifyConfig(**settings | {"adaptive": False} | verify))
-        await verifier.start()
-        own: dict[str, Any] = {"listen": f"unix:{folder}/draft.sock", "verifier": verifier.address}
-        server = DraftServer(
-            DraftConfig(**own | (draft or {})), tokenizer=tiny_tokenizer(), drafter=drafter
-        )
-        await server.start()
-        client = AsyncClient(server.address, timeout=60, max_retries=0)
-        running = Running(server, verifier, client)
-        try:
-            await asyncio.wait_for(server.wait_ready(), 10)
-            yield running
-        finally:
-            await client.close()
-            await server.stop(0)
-            await running.verifier.stop(0)
 
 
 @pytest.mark.parametrize("next_token", [alphabet, hash_next(256)])
