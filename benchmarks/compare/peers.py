@@ -10,7 +10,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 # For pictures and sounds alone; their wheels fit one build of torch, and imports fail with another.
-UNWANTED = ("torchvision", "torchaudio")
+UNWANTED = ("torchvision", "torchaudio", "torchcodec")
 # What pip said last tells the reason, as far as a table has room.
 REASON_LENGTH = 200
 

@@ -41,7 +41,7 @@ class PeerResult:
         return case.tokens_per_s(statistics.median(seconds)) if seconds else None
 
 
-def write(results: list[PeerResult], folder: Path, threads: int, rounds: int) -> Path:
+def write(results: list[PeerResult], folder: Path, threads: int) -> Path:
     """Writes compare-ISA.json and .md into `folder`; returns the path of the first."""
     isa = isa_report()["selected"]
     report = {
@@ -49,7 +49,7 @@ def write(results: list[PeerResult], folder: Path, threads: int, rounds: int) ->
         "machine": machine(),
         "isa": isa,
         "threads": threads,
-        "rounds": rounds,
+        "rounds": max(len(seconds) for r in results for seconds in r.seconds.values()),
         "cases": [case.name for case in CASES],
         "peers": [_peer(result, results) for result in results],
         "bars": [_bar(*bar, results) for bar in BARS],

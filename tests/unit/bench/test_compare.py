@@ -107,7 +107,7 @@ def test_page_tells_rates_bars_and_failures(tmp_path: Path) -> None:
     other = result("llama.cpp", 1.0)
     other.tokens[DECODE_1] = [[1, 5, 3]]
     results = [result("forerun", 0.5), other, PeerResult("vLLM", failed="not installed: no wheel")]
-    path = write(results, tmp_path, threads=2, rounds=3)
+    path = write(results, tmp_path, threads=2)
     report = json.loads(path.read_text())
     [mine, theirs, failed] = report["peers"]
     assert mine["tokens_per_s"][DECODE_1.name] == DECODE_1.steps / 1.0
