@@ -10,6 +10,7 @@ from pathlib import Path
 # Read when vLLM is imported.
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
+os.environ["VLLM_USE_AOT_COMPILE"] = "0"  # what it saves it cannot load again
 os.environ["OMP_NUM_THREADS"] = sys.argv[2]
 
 import vllm
