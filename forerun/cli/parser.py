@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("forerun.cli.generate", "generate from a prompt, or from a file of prompts"),
     "health": ("forerun.cli.health", "ask a server whether it is ready"),
     "bench": ("forerun.cli.bench", "measure forerun on this machine"),
+    "train-draft": ("forerun.cli.train_draft", "train a drafting head for a target model"),
     "doctor": ("forerun.cli.doctor", "tell what this machine offers, and what is chosen"),
 }
 

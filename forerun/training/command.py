@@ -1,0 +1,142 @@
+"""Owns the order of things in `forerun train-draft`: data, training, the published head.
+
+Knows nothing of flags.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+
+from forerun.models import Tokenizer, load_tokenizer
+from forerun.obs.progress import progress
+from forerun.training import evaluation
+from forerun.training.corpus import Corpus
+from forerun.training.display import training_progress
+from forerun.training.export import write_eagle3
+from forerun.training.files import write_whole
+from forerun.training.generation import GenerationSettings, Generator
+from forerun.training.model_card import Card
+from forerun.training.settings import TrainingSettings
+from forerun.training.target import Target, load_target
+from forerun.training.trainer import Trainer
+
+MAX_ROWS = 512
+PAGE_SLACK = 64
+
+Phase = Literal["data", "training"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to train, on what, and where to put it.
+
+    prompts: conversations to answer, each a list of messages; None lets the target make its own.
+    answer_tokens: of the data. only: a phase to do alone. threads: None for one a physical core.
+    """
+
+    target: Path
+    out: Path
+    work: Path
+    prompts: Sequence[Sequence[dict[str, str]]] | None
+    answer_tokens: int
+    generation: GenerationSettings = field(default_factory=GenerationSettings)
+    training: TrainingSettings = field(default_factory=lambda: TrainingSettings(minutes=60))
+    only: Phase | None = None
+    threads: int | None = None
+
+
+def train_draft(job: Job) -> bool:
+    """Does the job, going on from what the work folder holds; False where it was interrupted.
+
+    SIGINT and SIGTERM end a phase at once with all that it has. Raises ModelError for a target that
+    cannot be used and ValueError for settings that do not go together.
+    """
+    tokenizer = load_tokenizer(job.target)
+    prompts = None if job.prompts is None else [tokenizer.encode_chat(m) for m in job.prompts]
+    longest = _longest_document(tokenizer, prompts, job.generation)
+    target = load_target(
+        job.target,
+        kv_tokens=longest * job.generation.sessions,
+        max_rows=MAX_ROWS,
+        threads=job.threads,
+    )
+    if job.threads:
+        torch.set_num_threads(job.threads)
+    corpus = Corpus(job.work / "corpus", _data_settings(job, target))
+    with _stop_signals() as stopped:
+        if job.only != "training":
+            with progress("generating answer tokens", "items") as report:
+                Generator(target, job.generation, prompts).fill(
+                    corpus, job.answer_tokens, report, stopped
+                )
+        if job.only != "data" and not stopped():
+            trainer = Trainer(target, corpus, job.training, job.work / "training.safetensors")
+            with training_progress() as show:
+                trainer.run(show, stopped)
+            _publish(job, target, corpus, trainer)
+        return not stopped()
+
+
+def _publish(job: Job, target: Target, corpus: Corpus, trainer: Trainer) -> None:
+    """Writes the head as it stands, measured with the weights that are written."""
+    with torch.no_grad():
+        for weight in trainer.head.parameters():
+            weight.copy_(weight.bfloat16())
+    write_eagle3(job.out, trainer.head, trainer.vocabulary, target.config, trainer.taps)
+    card = Card(
+        method="EAGLE-3",
+        target=target.config.name,
+        fingerprint=target.tokenizer.fingerprint,
+        prompts="Their prompts were given."
+        if job.prompts is not None
+        else "The target made their prompts itself, as the user of its own chat template.",
+        documents=len(corpus.documents),
+        answer_tokens=corpus.num_answer_tokens,
+        answer_tokens_seen=trainer.progress.tokens,
+        minutes=trainer.progress.seconds / 60,
+        held_out=len(trainer.held_out()),
+        acceptance={shape: trainer.measure(shape) for shape in (evaluation.CHAIN, evaluation.TREE)},
+        settings={"data": job.generation.to_json(), "training": job.training.to_json()},
+    )
+    write_whole(job.out / "README.md", card.render().encode())
+
+
+def _longest_document(
+    tokenizer: Tokenizer, prompts: Sequence[Sequence[int]] | None, settings: GenerationSettings
+) -> int:
+    if prompts is None:
+        around = tokenizer.encode_chat([{"role": "user", "content": ""}])
+        return len(around) + settings.prompts.max_tokens + settings.max_answer + PAGE_SLACK
+    return max(map(len, prompts)) + settings.max_answer + PAGE_SLACK
+
+
+def _data_settings(job: Job, target: Target) -> dict[str, Any]:
+    return {
+        "target": target.config.name,
+        "vocabulary": target.tokenizer.fingerprint,
+        **job.generation.to_json(),
+    }
+
+
+@contextmanager
+def _stop_signals() -> Iterator[Callable[[], bool]]:
+    """Turns SIGINT and SIGTERM into a question: whether one has come."""
+    received: list[int] = []
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

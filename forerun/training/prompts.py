@@ -1,0 +1,108 @@
+"""Owns where the prompts of the training data come from; knows nothing of answers.
+
+Self-made prompts follow Magpie (arXiv:2406.08464): the chat template is cut where a user would
+begin to type, and the target, which has learned to continue any text, types. Left alone, a small
+model asks for short explanations above all, so that a part of the prompts gets its first words
+from a list of common tasks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.models import ModelError, Tokenizer
+
+MIN_CHARACTERS = 8
+_MARK = "\N{WHITE SQUARE}user\N{WHITE SQUARE}"
+
+# First words of tasks that differ in how much of the prompt their answers repeat.
+OPENINGS = (
+    "Summarize the following article.\n\n",
+    "Summarize this text in a few sentences:\n",
+    "Give me a short summary of this news story:\n\n",
+    "Translate this sentence into English: ",
+    "Translate the following text from French to English:\n",
+    "Translate into Spanish: ",
+    "What does this German sentence mean in English?\n",
+    "Read the passage and answer the question.\n\nPassage: ",
+    "Use the documents below to answer the question.\n\n",
+    "Context:\n",
+    "Rewrite the following paragraph so that it is easier to read:\n",
+    "Correct the mistakes in this text:\n",
+    "Extract all names and dates from the following text:\n",
+    "Classify each of the following ",
+    "Who ",
+    "When did ",
+    "Where ",
+    "How many ",
+    "What is the name of ",
+    "A train ",
+    "A farmer has ",
+    "Solve this problem step by step: ",
+    "Calculate ",
+    "If ",
+    "Write a Python function that ",
+    "Write a program ",
+    "Write an email ",
+    "Write a story about ",
+    "Imagine you are ",
+    "Compare ",
+    "Explain ",
+    "List ",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSettings:
+    """How prompts are sampled.
+
+    max_tokens: of what the user types. temperature, top_k: of the draws. openings: share of the
+    prompts whose first words are given, 0 to 1.
+    """
+
+    max_tokens: int = 96
+    temperature: float = 1.0
+    top_k: int = 64
+    openings: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.openings <= 1:
+            raise ValueError(f"openings is {self.openings}; it must be 0 to 1")
+        if self.temperature <= 0:
+            raise ValueError(f"temperature is {self.temperature}; prompts are drawn, so above 0")
+
+
+class UserTurn:
+    """The chat template around what a user types.
+
+    Raises ModelError for a model without a chat template, or with one that changes what is typed.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        rendered = tokenizer.apply_chat_template([{"role": "user", "content": _MARK}])
+        self._before, found, _ = rendered.partition(_MARK)
+        if not found:
+            raise ModelError(
+                "the chat template does not show the user's text as it is; give prompts with --data"
+            )
+        self._tokenizer = tokenizer
+
+    def opening(self, random: np.random.Generator, share: float) -> tuple[list[int], str]:
+        """The ids up to where the target begins to type, and the words it is given to begin with,
+        which are "" but for a `share` of the calls."""
+        words = OPENINGS[random.integers(len(OPENINGS))] if random.random() < share else ""
+        # A trailing space belongs to the next token.
+        ids = self._tokenizer.encode(self._before + words.rstrip(" "), add_special=False)
+        return ids, words.rstrip(" ")
+
+    def prompt(self, words: str, typed: list[int]) -> list[int] | None:
+        """The ids of the whole prompt, once the target has typed; None if that is no request."""
+        if any(self._tokenizer.is_special(token_id) for token_id in typed):
+            return None
+        # A turn that was cut off may end within a character.
+        text = (words + self._tokenizer.decode(typed)).rstrip("\N{REPLACEMENT CHARACTER}").strip()
+        if len(text) < MIN_CHARACTERS:
+            return None
+        return self._tokenizer.encode_chat([{"role": "user", "content": text}])

@@ -1,0 +1,49 @@
+"""Owns what a user may choose about training; knows nothing of how it is done."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from forerun.training.optimisation import OptimiserSettings
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """How a head is trained.
+
+    draft_vocab: tokens that it can propose. unroll: steps on its own outputs; decay: weight of a
+    step relative to the one before. batch_rows: answer tokens in an optimiser step. minutes,
+    tokens: the budget, in time spent computing and in answer tokens trained on, repeats counted;
+    the one that is reached first ends it, 0 is no limit. checkpoint_minutes: between checkpoints;
+    measure_minutes: between measurements, on `held_out` documents. cache_mib: memory for hidden
+    states of documents.
+
+    Raises ValueError for a value out of range.
+    """
+
+    draft_vocab: int = 8192
+    unroll: int = 3
+    decay: float = 0.85
+    batch_rows: int = 2048
+    minutes: float = 0.0
+    tokens: int = 0
+    seed: int = 0
+    checkpoint_minutes: float = 5.0
+    measure_minutes: float = 15.0
+    held_out: int = 12
+    cache_mib: int = 2048
+    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+
+    def __post_init__(self) -> None:
+        for name in ("draft_vocab", "unroll", "batch_rows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("minutes", "tokens", "held_out", "cache_mib"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        if not self.minutes and not self.tokens:
+            raise ValueError("training has no end; limit its minutes or its tokens")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)

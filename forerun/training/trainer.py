@@ -1,0 +1,193 @@
+"""Owns the course of training: documents in, optimiser steps, checkpoints, measurements.
+
+Everything that decides the next step is in the checkpoint, so that a run which was interrupted goes
+on as if it had not been. Knows nothing of the data's making, nor of the published format.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.training import evaluation
+from forerun.training.checkpoint import TrainingCheckpoint, read_checkpoint
+from forerun.training.corpus import Corpus, Document
+from forerun.training.eagle3 import default_taps, new_head
+from forerun.training.examples import Examples
+from forerun.training.generation import is_held_out
+from forerun.training.optimisation import Optimiser
+from forerun.training.order import Order
+from forerun.training.settings import TrainingSettings
+from forerun.training.target import Target
+from forerun.training.unroll import loss
+from forerun.training.vocabulary import DraftVocabulary
+
+MIB = 1 << 20
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where training stands.
+
+    steps: of the optimiser. tokens: answer tokens trained on, repeats counted. seconds: of the
+    computing thread in these steps; a process that is stopped, or waits for a processor, spends
+    none. loss: of the last step, a token, all steps of the unrolling together; agreement: share of
+    its tokens that were the head's best in the unrolling's step 0. history: of each measurement,
+    these and the mean accepted nodes of a round with a tree.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    loss: float = 0.0
+    agreement: float = 0.0
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
+class Trainer:
+    """Trains a head on a corpus; goes on from `path` where that is a checkpoint.
+
+    Raises ValueError where the checkpoint belongs to another target or draft vocabulary, and for a
+    corpus without documents.
+    """
+
+    def __init__(
+        self, target: Target, corpus: Corpus, settings: TrainingSettings, path: Path
+    ) -> None:
+        self._corpus = corpus
+        self._settings = settings
+        self._path = path
+        self.taps = default_taps(target.config.num_layers)
+        self.progress = Progress()
+        self._order = Order(settings.seed)
+        found = read_checkpoint(path) if path.exists() else None
+        self.vocabulary = self._vocabulary(target, found)
+        self.head = new_head(target, self.vocabulary, len(self.taps))
+        self._optimiser = Optimiser(self.head, settings.optimiser)
+        if found is not None:
+            self.head.load_state_dict(found.tensors["head"])
+            # A run that ended before its first step has left no moments.
+            self._optimiser.restore(found.tensors.get("optimiser", {}))
+            self.progress = Progress(**found.state["progress"])
+            self._order = Order(**found.state["order"])
+        self._examples = Examples(target, self.vocabulary, self.taps, settings.cache_mib * MIB)
+        self._token_embeddings = target.embedding[self.vocabulary.target_ids].float()
+
+    @property
+    def spent(self) -> float:
+        """The share of the budget that is spent, 0 to 1."""
+        by_time = self.progress.seconds / (60 * self._settings.minutes or float("inf"))
+        by_tokens = self.progress.tokens / (self._settings.tokens or float("inf"))
+        return min(max(by_time, by_tokens), 1.0)
+
+    def run(self, report: Callable[[float, Progress], None], stopped: Callable[[], bool]) -> None:
+        """Trains until the budget is spent or `stopped` says so, then writes a checkpoint.
+
+        report: called after each optimiser step with the share of the budget and the progress.
+        """
+        last_written = last_measured = time.monotonic()
+        while self.spent < 1 and not stopped():
+            if not self._step(stopped):
+                break
+            if time.monotonic() - last_measured > 60 * self._settings.measure_minutes:
+                self._record()
+                last_measured = time.monotonic()
+            if time.monotonic() - last_written > 60 * self._settings.checkpoint_minutes:
+                self._write()
+                last_written = time.monotonic()
+            report(self.spent, self.progress)
+        self._write()
+
+    def held_out(self) -> list[Document]:
+        """The documents to measure on."""
+        documents = [d for d in self._corpus.documents if is_held_out(d.index)]
+        return documents[: self._settings.held_out]
+
+    def measure(self, shape: evaluation.DraftShape) -> evaluation.Acceptance:
+        """Acceptance on the held-out documents."""
+        examples = map(self._examples.of, self.held_out())
+        return evaluation.measure(self.head, examples, self._token_embeddings, shape)
+
+    def _step(self, stopped: Callable[[], bool]) -> bool:
+        """One optimiser step; False, and nothing has changed, where it was interrupted."""
+        begun = time.thread_time()
+        spent, order = self.spent, replace(self._order)
+        rows, total = 0, 0.0
+        hits = torch.zeros(self._settings.unroll, dtype=torch.int64)
+        while rows < self._settings.batch_rows:
+            if stopped():
+                self._order = order
+                self._optimiser.forget_gradients()
+                return False
+            example = self._examples.of(self._next_document())
+            if example.num_rows < 1:
+                continue
+            summed, by_step = loss(self.head, example, self._settings.unroll, self._settings.decay)
+            (summed / self._settings.batch_rows).backward()  # type: ignore[no-untyped-call]
+            rows += example.num_rows
+            total += summed.item()
+            hits += by_step
+        self._optimiser.step(spent)
+        progress = self.progress
+        progress.steps += 1
+        progress.tokens += rows
+        progress.seconds += time.thread_time() - begun
+        progress.loss = total / rows
+        progress.agreement = int(hits[0]) / rows
+        return True
+
+    def _next_document(self) -> Document:
+        documents = self._training_documents()
+        if self._order.pass_ended:
+            self._corpus.refresh()
+            documents = self._training_documents()
+            self._order.begin_pass(len(documents))
+        return documents[self._order.take()]
+
+    def _training_documents(self) -> list[Document]:
+        return [d for d in self._corpus.documents if not is_held_out(d.index)]
+
+    def _record(self) -> None:
+        progress = self.progress
+        progress.history.append(
+            {
+                "steps": progress.steps,
+                "tokens": progress.tokens,
+                "seconds": round(progress.seconds, 1),
+                "loss": round(progress.loss, 4),
+                "agreement": round(progress.agreement, 4),
+                "accepted": round(self.measure(evaluation.TREE).mean, 4),
+            }
+        )
+
+    def _write(self) -> None:
+        state: dict[str, Any] = {
+            "progress": asdict(self.progress),
+            "order": self._order.to_json(),
+            "settings": self._settings.to_json(),
+        }
+        tensors = {
+            "head": self.head.state_dict(),
+            "optimiser": self._optimiser.state(),
+            "vocabulary": {"target_ids": self.vocabulary.target_ids},
+        }
+        TrainingCheckpoint(tensors, state).write(self._path)
+
+    def _vocabulary(self, target: Target, found: TrainingCheckpoint | None) -> DraftVocabulary:
+        if found is None:
+            answers = (document.answer for document in self._training_documents())
+            return DraftVocabulary.most_frequent(
+                answers, self._settings.draft_vocab, target.vocab_size
+            )
+        ids = found.tensors["vocabulary"]["target_ids"]
+        if len(ids) != self._settings.draft_vocab or int(ids[-1]) >= target.vocab_size:
+            raise ValueError(
+                f"{self._path} has a draft vocabulary of {len(ids)} for another target or setting; "
+                f"{self._settings.draft_vocab} is wanted. Take that setting, or remove the file"
+            )
+        return DraftVocabulary(ids, target.vocab_size)

@@ -1,0 +1,61 @@
+"""Owns the draft vocabulary: which of the target's tokens a head can propose.
+
+A head's last matrix is most of what a step of drafting reads, and most tokens are never seen in
+answers, so a head scores the frequent ones alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class DraftVocabulary:
+    """The ids of the target that a head scores.
+
+    target_ids: int64 [draft_size], ascending; target_size: entries of the target's vocabulary.
+    """
+
+    def __init__(self, target_ids: Tensor, target_size: int) -> None:
+        self.target_ids = target_ids
+        self._draft_ids = torch.full((target_size,), -1, dtype=torch.int64)
+        self._draft_ids[target_ids] = torch.arange(len(target_ids))
+
+    @classmethod
+    def most_frequent(
+        cls, answers: Iterable[NDArray[np.int32]], draft_size: int, target_size: int
+    ) -> DraftVocabulary:
+        """The most frequent tokens of the answers; at equal counts lower ids, which tokenizers
+        made by merging give to the more common pairs. Raises ValueError for a size out of range."""
+        if not 1 <= draft_size <= target_size:
+            raise ValueError(
+                f"the draft vocabulary is {draft_size}; it must be 1 to {target_size}, the target's"
+            )
+        counts = np.zeros(target_size, dtype=np.int64)
+        for answer in answers:
+            counts += np.bincount(answer, minlength=target_size)
+        kept = np.argsort(-counts, kind="stable")[:draft_size]
+        return cls(torch.from_numpy(np.sort(kept)), target_size)
+
+    def __len__(self) -> int:
+        return len(self.target_ids)
+
+    @property
+    def d2t(self) -> Tensor:
+        """int64 [draft_size]: what to add to a draft id for the target's id."""
+        return self.target_ids - torch.arange(len(self.target_ids))
+
+    def t2d(self, rows: int) -> Tensor:
+        """bool [rows], for as many rows as the target's embedding has: whether a token can be
+        proposed."""
+        kept = torch.zeros(rows, dtype=torch.bool)
+        kept[self.target_ids] = True
+        return kept
+
+    def draft_ids(self, target_ids: Tensor) -> Tensor:
+        """int64, shaped like `target_ids`; -1 for tokens that cannot be proposed."""
+        return self._draft_ids[target_ids]

@@ -1,0 +1,68 @@
+"""The command line of `forerun train-draft`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.cli import main
+from tests.fixtures.training import checkpoint
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_without_torch_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torch" else found(name)
+    )
+    assert main(["train-draft", "--out", str(tmp_path), "--minutes", "1"]) == 1
+    assert "pip install 'forerun[torch]'" in capsys.readouterr().err
+
+
+def test_training_without_an_end_is_refused(capsys: Capture, tmp_path: Path) -> None:
+    assert main(["train-draft", "--out", str(tmp_path)]) == 1
+    assert "give --minutes or --tokens" in capsys.readouterr().err
+
+
+def test_methods_that_do_not_exist_are_refused(capsys: Capture, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["train-draft", "--out", str(tmp_path), "--method", "none"])
+    assert "eagle3" in capsys.readouterr().err
+
+
+def _write(path: Path, lines: list[dict[str, Any]]) -> Path:
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def test_given_prompts_are_trained_on(tmp_path: Path) -> None:
+    """In two commands, as a user might: the data first."""
+    data = _write(
+        tmp_path / "prompts.jsonl",
+        [{"prompt": f"prompt {i}"} for i in range(9)]
+        + [{"messages": [{"role": "user", "content": "abc"}]}],
+    )
+    command = (
+        f"train-draft --target {checkpoint()} --out {tmp_path / 'head'} --data {data} "
+        "--max-answer 12 --sessions 4 --draft-vocab 100 --threads 1"
+    )
+    assert main([*command.split(), "--only", "data"]) == 0
+    assert not (tmp_path / "head" / "model.safetensors").exists()
+    assert main([*command.split(), "--only", "training", "--tokens", "1"]) == 0
+    card = (tmp_path / "head" / "README.md").read_text()
+    assert "10 documents" in card
+    assert "Their prompts were given." in card
+
+
+def test_token_ids_are_no_prompts_to_train_on(tmp_path: Path, capsys: Capture) -> None:
+    data = _write(tmp_path / "prompts.jsonl", [{"prompt_token_ids": [1, 2]}])
+    command = f"train-draft --target {checkpoint()} --out {tmp_path} --data {data} --tokens 1"
+    assert main(command.split()) == 1
+    assert "prompts.jsonl:1: prompt or messages are expected" in capsys.readouterr().err

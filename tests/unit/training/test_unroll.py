@@ -1,0 +1,139 @@
+"""The unrolled loss and the simulated drafts equal what one row at a time gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from forerun.training.eagle3 import Eagle3Head
+from forerun.training.evaluation import DraftShape, accepted_lengths, measure
+from forerun.training.unroll import Example, loss, unroll
+from tests.fixtures.training import corpus, examples, random_head, target, vocabulary
+from tests.unit.training.eagle3_reference import Chain
+
+
+def _prefilled(weights: dict[str, Tensor], example: Example, row: int) -> tuple[Chain, Tensor]:
+    """A chain that has taken the target's rows up to `row`, and the last output."""
+    chain = Chain(weights)
+    output = torch.empty(0)
+    for t in range(row + 1):
+        output = chain.push(example.embeddings[t + 1], chain.fuse(example.taps[t]), t)
+    return chain, output
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
+    made = corpus(tmp_path_factory.mktemp("corpus"), prompts=4)
+    return min(examples(made), key=lambda e: abs(e.num_rows - 7) + e.first / 100)
+
+
+def test_loss_equals_chains_of_single_rows(example: Example) -> None:
+    head, steps, decay = random_head(), 3, 0.85
+    weights = dict(head.state_dict())
+    expected, hits = 0.0, [0] * steps
+    for row in range(example.first, example.first + example.num_rows):
+        chain, output = _prefilled(weights, example, row)
+        for step in range(steps):
+            if row + 2 + step >= len(example.labels):
+                break
+            if step:
+                output = chain.push(example.embeddings[row + 1 + step], output, row + step)
+            label = int(example.labels[row + 2 + step])
+            if label >= 0:
+                scores = chain.log_probabilities(output)
+                teacher = example.teacher[row + 1 + step - example.first]
+                expected -= decay**step * float(teacher @ scores)
+                hits[step] += int(scores.argmax()) == label
+
+    total, by_step = loss(head, example, steps, decay)
+
+    assert float(total.detach()) == pytest.approx(expected, rel=1e-5)
+    assert by_step.tolist() == hits
+
+
+def test_teacher_is_the_targets_distribution_over_the_draft_vocabulary(tmp_path: Path) -> None:
+    from tests.fixtures.reference import logits
+    from tests.fixtures.training import checkpoint
+
+    made = corpus(tmp_path, prompts=1)
+    (document,), (example,) = made.documents, examples(made)
+    scores = torch.from_numpy(logits(checkpoint(), document.token_ids.tolist()))
+    expected = scores[example.first :, vocabulary().target_ids].softmax(-1)
+    # The engine's states are bfloat16, the reference's float32.
+    assert float((example.teacher - expected).abs().sum(-1).mean()) < 0.1
+
+
+def _with_likely_labels(head: Eagle3Head, example: Example) -> Example:
+    """The example as if the document were what the head finds likeliest, or second or third."""
+    output = next(unroll(head, example, 1))
+    likely = head.scores(output).topk(3).indices
+    labels = example.labels.clone()
+    for i in range(example.num_rows):
+        labels[example.first + 2 + i] = likely[i, i % 3]
+    return replace(example, labels=labels)
+
+
+@pytest.mark.parametrize("shape", [DraftShape(3, 1, 3), DraftShape(5, 3, 3), DraftShape(30, 2, 3)])
+def test_accepted_lengths_equal_those_of_single_trees(example: Example, shape: DraftShape) -> None:
+    head = random_head(1)
+    example = _with_likely_labels(head, example)
+    weights = dict(head.state_dict())
+    embeddings = target().embedding[vocabulary().target_ids].float()
+    expected = []
+    for row in range(example.first, example.first + example.num_rows):
+        chain, output = _prefilled(weights, example, row)
+        expected.append(_accepted(chain, output, row, example, embeddings, shape))
+
+    assert any(expected), "a test in which nothing is accepted shows nothing"
+    assert accepted_lengths(head, example, embeddings, shape).tolist() == expected
+
+
+def test_measure_walks_rounds(example: Example) -> None:
+    head = random_head(1)
+    example = _with_likely_labels(head, example)
+    embeddings = target().embedding[vocabulary().target_ids].float()
+    shape = DraftShape(2, 2, 2)
+    accepted = accepted_lengths(head, example, embeddings, shape).tolist()
+    assert 0 in accepted and any(accepted)
+
+    measured = measure(head, [example, example], embeddings, shape)
+
+    rounds, row = [], 0
+    while row < len(accepted):
+        rounds.append(accepted[row])
+        row += accepted[row] + 1
+    assert measured.rounds == 2 * len(rounds)
+    assert measured.mean == pytest.approx(sum(rounds) / len(rounds))
+    assert measured.by_depth == [2 * sum(r > d for r in rounds) for d in range(max(rounds))]
+
+
+def _accepted(
+    chain: Chain, output: Tensor, row: int, example: Example, embeddings: Tensor, shape: DraftShape
+) -> int:
+    """Grows one tree level by level, keeps the likeliest nodes, and follows the document."""
+    beam = [(0.0, chain, output, ())]
+    nodes: list[tuple[float, tuple[int, ...]]] = []
+    for depth in range(shape.depth):
+        level = []
+        for score, parent, parent_output, path in beam:
+            best = parent.log_probabilities(parent_output).topk(shape.breadth)
+            for value, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                level.append((score + value, parent, parent_output, (*path, token)))
+        level.sort(key=lambda node: -node[0])
+        nodes += [(score, path) for score, _, _, path in level]
+        beam = []
+        for score, parent, parent_output, path in level[: shape.breadth]:
+            grown = parent.copy()
+            out = grown.push(embeddings[path[-1]], parent_output, row + depth + 1)
+            beam.append((score, grown, out, path))
+    nodes.sort(key=lambda node: -node[0])
+    kept = {path for _, path in nodes[: shape.nodes]}
+    labels = example.labels[row + 2 :].tolist()
+    accepted = 0
+    while tuple(labels[: accepted + 1]) in kept and accepted < len(labels):
+        accepted += 1
+    return accepted
