@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forerun.cli import bench_acceptance
 from forerun.cli.errors import CommandError
 from forerun.cli.local import DRAFTS, DTYPES, LocalOptions, local_group
 
@@ -57,17 +58,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"of {', '.join(DRAFTS)}; default: none,ngram, with --draft-model standalone as well",
     )
     e2e.add_argument("--draft-model", type=Path, metavar="PATH", help="for standalone")
+    acceptance = benches.add_parser(
+        "acceptance",
+        help="how many drafted tokens the target accepts",
+        description="How many drafted tokens the target accepts, by category and depth.",
+    )
+    bench_acceptance.add_arguments(acceptance)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measures and prints."""
     from forerun.cli import bench_report
 
-    if args.rounds < 1:
-        raise CommandError(f"--rounds is {args.rounds}; it must be at least 1")
     measure, show = {
         "engine": (_measure_engine, bench_report.print_engine),
         "e2e": (_measure_e2e, bench_report.print_e2e),
+        "acceptance": (bench_acceptance.measure, bench_report.print_acceptance),
     }[args.bench]
     report = measure(args)
     if args.json:
@@ -83,6 +89,13 @@ def _add_common_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:
     parser.add_argument("--threads", type=int, help="default: one a physical core")
     parser.add_argument("--rounds", type=int, default=rounds, help=f"timed; default: {rounds}")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _rounds(args: argparse.Namespace) -> int:
+    rounds: int = args.rounds
+    if rounds < 1:
+        raise CommandError(f"--rounds is {rounds}; it must be at least 1")
+    return rounds
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -106,7 +119,7 @@ def _measure_engine(args: argparse.Namespace) -> dict[str, Any]:
     from forerun.models import default_model_path, open_checkpoint
     from forerun.obs.progress import progress
 
-    plan = Plan(rounds=args.rounds)
+    plan = Plan(rounds=_rounds(args))
     if args.quick:
         plan = Plan((1, 4), (1, 8), (128,), (128,), rounds=args.rounds)
     config = EngineConfig(
@@ -136,7 +149,7 @@ def _measure_e2e(args: argparse.Namespace) -> dict[str, Any]:
     drafts = args.drafts or (*DEFAULT_DRAFTS, *(["standalone"] if args.draft_model else []))
     if args.draft_model and "standalone" not in drafts:
         raise CommandError(f"--draft-model goes with standalone, not with {', '.join(drafts)}")
-    plan = Plan(args.concurrency, args.max_tokens, args.rounds)
+    plan = Plan(args.concurrency, args.max_tokens, _rounds(args))
     path = args.model or default_model_path()
     options = LocalOptions(
         path,
@@ -175,7 +188,7 @@ def _measure_e2e(args: argparse.Namespace) -> dict[str, Any]:
 def _prompts(file: Path | None, model: Path) -> list[list[int]]:
     """Token ids of the prompts; text goes through the chat template where the model has one."""
     from forerun.bench.prompts import PROMPTS
-    from forerun.cli.prompts import Prompt, read_prompts
+    from forerun.cli.prompts import Prompt, encode_prompt, read_prompts
     from forerun.models import load_tokenizer
 
     prompts = [Prompt("built-in", text=text) for text in PROMPTS]
@@ -183,18 +196,7 @@ def _prompts(file: Path | None, model: Path) -> list[list[int]]:
         with file.open(encoding="utf-8-sig") as lines:
             prompts = read_prompts(lines, str(file))
     tokenizer = load_tokenizer(model)
-
-    def encode(prompt: Prompt) -> list[int]:
-        if prompt.token_ids is not None:
-            return list(prompt.token_ids)
-        if prompt.messages is not None:
-            return tokenizer.encode_chat(prompt.messages)
-        text = prompt.text or ""
-        if tokenizer.has_chat_template:
-            return tokenizer.encode_chat([{"role": "user", "content": text}])
-        return tokenizer.encode(text)
-
-    return [encode(prompt) for prompt in prompts]
+    return [encode_prompt(prompt, tokenizer) for prompt in prompts]
 
 
 def _target_info(address: str) -> verify_pb2.GetTargetInfoResponse:

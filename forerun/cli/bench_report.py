@@ -64,6 +64,29 @@ def print_e2e(report: dict[str, Any]) -> None:
     )
 
 
+def print_acceptance(report: dict[str, Any]) -> None:
+    """The drafts of `forerun bench acceptance`."""
+    console = Console()
+    console.print(
+        f"{report['model']}, drafts by {report['draft']}, {report['max_tokens']} tokens a "
+        f"question, {report['concurrency']} at once"
+    )
+    table = Table()
+    table.add_column("category", no_wrap=True)
+    for name in ("same ids", "accepted a round", "a step", "drafted a round", "by depth"):
+        table.add_column(name)
+    for name, row in [*report["categories"].items(), ("all", report["all"])]:
+        table.add_row(
+            name,
+            f"{row['identical']} of {row['questions']}",
+            _number(row["accepted_per_round"], ".2f"),
+            _number(row["accepted_per_step"], ".2f"),
+            _number(row["drafted_per_round"], ".1f"),
+            " ".join(_number(share, ".2f") for share in row["accepted_by_depth"]),
+        )
+    console.print(table)
+
+
 def _heading(report: dict[str, Any]) -> str:
     return f"{report['model']}, {report['dtype']}, {report['isa']}, {report['threads']} threads"
 

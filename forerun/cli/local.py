@@ -44,7 +44,8 @@ class LocalOptions:
 
     model: a checkpoint folder or a .gguf file, None for the default model. draft_model: what
     proposes where draft is "standalone" (None for the target itself), or the head of "eagle3".
-    threads: of each server. prefix_cache_bytes: of the verify server.
+    threads: of each server. prefix_cache_bytes, draft_nodes, draft_depth: of the verify server.
+    draft_timeout_ms: of the draft server.
     """
 
     model: Path | None = None
@@ -55,6 +56,9 @@ class LocalOptions:
     prefill_chunk: int | None = None
     threads: int | None = None
     prefix_cache_bytes: int | None = None
+    draft_nodes: int | None = None
+    draft_depth: int | None = None
+    draft_timeout_ms: float | None = None
 
 
 def add_local_arguments(parser: argparse.ArgumentParser) -> None:
@@ -226,11 +230,18 @@ def _target_flags(options: LocalOptions, model: Path) -> list[str]:
         prefill_chunk=options.prefill_chunk,
         threads=options.threads,
         prefix_cache_bytes=options.prefix_cache_bytes,
+        draft_nodes=options.draft_nodes,
+        draft_depth=options.draft_depth,
     )
 
 
 def _draft_flags(options: LocalOptions, model: Path, verifier: str) -> list[str]:
-    flags = _flags(verifier=verifier, model=model, draft=options.draft)
+    flags = _flags(
+        verifier=verifier,
+        model=model,
+        draft=options.draft,
+        draft_timeout_ms=options.draft_timeout_ms,
+    )
     if options.draft in ("standalone", *HEADS):
         flags += _flags(
             draft_model=options.draft_model or model, dtype=options.dtype, threads=options.threads

@@ -11,10 +11,13 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from forerun.cli.errors import CommandError
 from forerun.cli.results import OUTPUT_KEYS
+
+if TYPE_CHECKING:
+    from forerun.models import Tokenizer
 
 PROMPT_KEYS = ("prompt", "messages", "prompt_token_ids")
 
@@ -47,6 +50,18 @@ def read_prompts(lines: Iterable[str], name: str) -> list[Prompt]:
     if not prompts:
         raise CommandError(f"{name} holds no prompts; write one JSON object a line")
     return prompts
+
+
+def encode_prompt(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
+    """Token ids of a prompt; text goes through the chat template where the model has one."""
+    if prompt.token_ids is not None:
+        return list(prompt.token_ids)
+    if prompt.messages is not None:
+        return tokenizer.encode_chat(prompt.messages)
+    text = prompt.text or ""
+    if tokenizer.has_chat_template:
+        return tokenizer.encode_chat([{"role": "user", "content": text}])
+    return tokenizer.encode(text)
 
 
 def is_text(text: str) -> bool:
