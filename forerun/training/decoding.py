@@ -88,7 +88,8 @@ def step(target: Target, active: SequenceOf[Continuation], eos_token_ids: Collec
         elif complete:
             continuation.token_ids.append(int(out.predictions[-1]))
     if drawn:
-        scores = torch.cat([state for _, state in drawn]).float() @ target.head.T
+        # With the few columns on the right this takes two thirds of the time.
+        scores = (target.head @ torch.cat([state for _, state in drawn]).float().T).T
         for (continuation, _), row in zip(drawn, scores, strict=True):
             continuation.token_ids.append(_draw(row, continuation))
     for continuation, _, complete in batch:
@@ -97,7 +98,7 @@ def step(target: Target, active: SequenceOf[Continuation], eos_token_ids: Collec
 
 def _draw(scores: Tensor, continuation: Continuation) -> int:
     """Draws from the top_k scores [vocabulary] at the continuation's temperature."""
-    best = torch.topk(scores, min(continuation.top_k, len(scores)))
+    best = torch.topk(scores.contiguous(), min(continuation.top_k, len(scores)))
     cumulative = torch.softmax(best.values / continuation.temperature, 0).cumsum(0).numpy()
     point = continuation.random.random() * float(cumulative[-1])
     return int(best.indices[int(np.searchsorted(cumulative, point, side="right"))])
