@@ -175,7 +175,8 @@ class Session:
                 self._metrics.fallback.labels("draft_late").inc()
             elif tree.num_nodes:
                 self._stats.stale_trees += 1
-            tree = Tree.root_only(self._committed[-1])
+        # What was not verified was not drafted, as far as rates go.
+        tree = tree.first(verdict.verified_nodes)
         if verdict.HasField("hidden_states"):
             self.on_hidden_states(verdict.hidden_states)
         self._emit(block, tree, len(verdict.accepted_nodes))

@@ -138,7 +138,8 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome of a round. `bonus_token_id` is None where the session ended before it."""
+    """The outcome of a round. `bonus_token_id` is None where the session ended before it.
+    `verified_nodes` are fewer than the tree had where the step had no time for the others."""
 
     session: int
     round: int
@@ -149,6 +150,7 @@ class Verdict:
     budget: Budget
     timing: Timing
     plain: bool
+    verified_nodes: int
     hidden: Hidden | None
 
 

@@ -160,6 +160,7 @@ def _verdict(verdict: Verdict) -> pb.Verdict:
         hidden_states=None if verdict.hidden is None else _hidden(verdict.hidden),
         timing=_timing(verdict.timing),
         plain=verdict.plain,
+        verified_nodes=verdict.verified_nodes,
     )
 
 

@@ -166,6 +166,7 @@ class Judge:
     ) -> None:
         session, accepted = ruling.session, len(ruling.accepted)
         round_number, timing = session.round, _timing(session.ready_ns, moment)
+        plain = session.tree is None or session.tree.num_nodes == 0
         session.stats.record_round(tree, accepted, ruling.emitted)
         moment.counts.record_round(tree, accepted, ruling.emitted)
         if session.granted.nodes == 0:
@@ -185,7 +186,8 @@ class Judge:
                 kv=self._kv(session, ruling.reason),
                 budget=granted,
                 timing=timing,
-                plain=tree.num_nodes == 0,
+                plain=plain,
+                verified_nodes=tree.num_nodes,
                 hidden=ruling.hidden,
             )
         )

@@ -548,6 +548,7 @@ class Verdict(_message.Message):
     HIDDEN_STATES_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
     PLAIN_FIELD_NUMBER: _builtins.int
+    VERIFIED_NODES_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     """The session."""
     round: _builtins.int
@@ -557,8 +558,13 @@ class Verdict(_message.Message):
     next round. Absent where the session ended before it.
     """
     plain: _builtins.bool
-    """Whether this was plain decoding: no tree came in time, or none was asked
-    for.
+    """Whether this was plain decoding: no tree came in time, none was asked for,
+    or it proposed nothing.
+    """
+    verified_nodes: _builtins.int
+    """How many of the tree's nodes were verified: its first ones, and none in
+    plain decoding. Fewer than were sent where the others would not have paid
+    for their time in the step.
     """
     @_builtins.property
     def accepted_nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -601,10 +607,11 @@ class Verdict(_message.Message):
         hidden_states: Global___HiddenStates | None = ...,
         timing: Global___Timing | None = ...,
         plain: _builtins.bool = ...,
+        verified_nodes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bonus_token_id", b"_bonus_token_id", "bonus_token_id", b"bonus_token_id", "budget", b"budget", "hidden_states", b"hidden_states", "kv", b"kv", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bonus_token_id", b"_bonus_token_id", "accepted_nodes", b"accepted_nodes", "bonus_token_id", b"bonus_token_id", "budget", b"budget", "hidden_states", b"hidden_states", "kv", b"kv", "plain", b"plain", "round", b"round", "session", b"session", "timing", b"timing", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bonus_token_id", b"_bonus_token_id", "accepted_nodes", b"accepted_nodes", "bonus_token_id", b"bonus_token_id", "budget", b"budget", "hidden_states", b"hidden_states", "kv", b"kv", "plain", b"plain", "round", b"round", "session", b"session", "timing", b"timing", "token_ids", b"token_ids", "verified_nodes", b"verified_nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bonus_token_id: _TypeAlias = _typing.Literal["bonus_token_id"]  # noqa: Y015
     _WhichOneofArgType__bonus_token_id: _TypeAlias = _typing.Literal["_bonus_token_id", b"_bonus_token_id"]  # noqa: Y015

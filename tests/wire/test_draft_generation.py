@@ -83,6 +83,21 @@ async def test_counts_and_metrics_add_up() -> None:
         assert pair.sample("sessions") == 0
 
 
+@pytest.mark.parametrize("nodes", [0, 3])
+async def test_nodes_that_were_not_verified_are_not_counted(nodes: int) -> None:
+    """A verify server without the time for a whole tree says how much of it took part."""
+    drafter = ScriptedDrafter(following(alphabet))
+    async with drafting_pair(drafter=drafter, budgets=lambda _: Budget(5, 5)) as pair:
+        pair.verifier.time_for = nodes
+        stats = (await pair.client.complete("hello b", max_tokens=12)).stats
+        assert {len(tree.tree.token_ids) for tree in pair.verifier.trees} >= {6}
+        assert stats.acceptance_rate == (1.0 if nodes else None)
+        assert stats.drafted_by_depth == stats.accepted_by_depth
+        assert stats.stale_trees == 0
+        assert (stats.rounds == 0) == (stats.plain_steps > 0) == (nodes == 0)
+        assert pair.sample("drafted_nodes_total") == stats.drafted == stats.accepted
+
+
 async def test_emitted_is_what_clients_received() -> None:
     async with drafting_pair() as pair:
         received = 0

@@ -17,7 +17,9 @@ from tests.fixtures.scripted_target import (
 )
 from tests.fixtures.scripted_trees import chain, random_tree, wrong
 from tests.fixtures.stepping import MILLISECOND, Seen, Stepping
+from verify_server import sizing
 from verify_server.budget import LONGEST_PAUSE
+from verify_server.costs import StepCosts
 from verify_server.events import CloseStream, Outcome
 from verify_server.stops import FinishReason
 
@@ -40,6 +42,24 @@ def test_plain_decoding_equals_base() -> None:
     assert seen.finished[0].reason is FinishReason.LENGTH
     assert all(verdict.plain for verdict in seen.verdicts)
     assert seen.finished[0].stats.plain_steps == 19
+
+
+def test_a_verdict_says_how_much_of_a_tree_took_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At first all of it has the time, at last none."""
+    most = iter([16, 2, 1, 0])
+    monkeypatch.setattr(
+        sizing, "cut_trees", lambda _, trees, **__: [t.first(next(most)) for t in trees]
+    )
+    monkeypatch.setattr(StepCosts, "record", lambda self, *_, **__: setattr(self, "fitted", True))
+    stepping = Stepping(ScriptedTarget(NEXT))
+    seen = stepping.open(1, [1, 2, 3], 60, drafting=True)
+    stepping.step()
+    for _ in range(4):
+        stepping.send(1, chain(NEXT, seen.committed, 4, 0, VOCAB))
+        stepping.step()
+    assert [verdict.verified_nodes for verdict in seen.verdicts] == [4, 2, 1, 0]
+    assert [len(verdict.token_ids) for verdict in seen.verdicts] == [4, 2, 1, 0]
+    assert not any(verdict.plain for verdict in seen.verdicts)
 
 
 def test_first_token_alone_takes_one_forward_and_no_tree() -> None:
