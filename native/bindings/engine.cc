@@ -11,6 +11,7 @@
 
 #include "arrays.h"
 #include "forerun/forward.h"
+#include "forerun/require.h"
 
 namespace py = pybind11;
 using forerun::Engine;
@@ -78,10 +79,7 @@ void compact(Engine& engine, const Array<std::int32_t>& pages, int prefix,
 
 void poison(Engine& engine, int page) {
   const auto& g = engine.cache().geometry();
-  if (page < 0 || page >= g.pages) {
-    throw std::invalid_argument("page is " + std::to_string(page) + "; it must be 0 to " +
-                                std::to_string(g.pages - 1));
-  }
+  forerun::require_value(page >= 0 && page < g.pages, "page", page, "0 to ", g.pages - 1);
   py::gil_scoped_release released;
   for (int i = 0; i < g.page_size; ++i) engine.cache().poison(page * g.page_size + i);
 }
@@ -90,10 +88,8 @@ void poison(Engine& engine, int page) {
 py::bytes token_kv(Engine& engine, int slot) {
   const forerun::KvCache& cache = engine.cache();
   const auto& g = cache.geometry();
-  if (slot < 0 || slot >= g.pages * g.page_size) {
-    throw std::invalid_argument("slot is " + std::to_string(slot) + "; it must be 0 to " +
-                                std::to_string(g.pages * g.page_size - 1));
-  }
+  const int slots = g.pages * g.page_size;
+  forerun::require_value(slot >= 0 && slot < slots, "slot", slot, "0 to ", slots - 1);
   std::string out;
   for (int layer = 0; layer < g.layers; ++layer) {
     for (int head = 0; head < g.kv_heads; ++head) {

@@ -3,22 +3,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <stdexcept>
 #include <utility>
 
 #include "forerun/isa.h"
+#include "forerun/require.h"
 
 namespace forerun {
 namespace {
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-void require(bool holds, const char* name, long long value, const std::string& rule) {
-  if (!holds)
-    throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) +
-                                "; it must be " + rule);
 }
 
 }  // namespace
@@ -35,9 +29,9 @@ DraftHead::DraftHead(std::shared_ptr<const HeadWeights> weights, const HeadRun& 
                  {weights_->config().heads,
                   1.0f / std::sqrt(static_cast<float>(weights_->config().head_dim)), 0.0f, 0},
                  run.threads) {
-  require(run.max_rows > 0, "max_rows", run.max_rows, "at least 1");
-  require(run.max_context > 0, "max_context", run.max_context, "at least 1");
-  require(run.top_k > 0, "top_k", run.top_k, "at least 1");
+  require_value(run.max_rows > 0, "max_rows", run.max_rows, "at least 1");
+  require_value(run.max_context > 0, "max_context", run.max_context, "at least 1");
+  require_value(run.top_k > 0, "top_k", run.top_k, "at least 1");
   const HeadConfig& c = weights_->config();
   const std::size_t rotations = static_cast<std::size_t>(run.max_context) * (c.head_dim / 2);
   cos_.assign(cos, cos + rotations);
@@ -58,29 +52,29 @@ DraftHead::DraftHead(std::shared_ptr<const HeadWeights> weights, const HeadRun& 
 void DraftHead::check(const std::vector<HeadRows>& batch) const {
   long long total = 0;
   for (const HeadRows& s : batch) {
-    require(s.rows >= 1, "rows", s.rows, "at least 1");
-    require(s.cached >= 0, "cached", s.cached, "at least 0");
+    require_value(s.rows >= 1, "rows", s.rows, "at least 1");
+    require_value(s.cached >= 0, "cached", s.cached, "at least 0");
     const bool drafts = s.limits.nodes > 0 && s.limits.depth > 0;
     // A node as deep as the limit has no row.
     const long long length = static_cast<long long>(s.cached) + s.rows,
                     deepest = length + (drafts ? s.limits.depth - 1 : 0),
                     stored = length + (drafts ? s.limits.nodes : 0);
-    require(deepest <= run_.max_context, "cached + rows + depth - 1", deepest,
-            "at most " + std::to_string(run_.max_context));
+    require_value(deepest <= run_.max_context, "cached + rows + depth - 1", deepest, "at most ",
+                  run_.max_context);
     const long long pages = (stored + run_.page_size - 1) / run_.page_size;
-    require(s.num_pages >= pages, "pages held", s.num_pages, "at least " + std::to_string(pages));
+    require_value(s.num_pages >= pages, "pages held", s.num_pages, "at least ", pages);
     for (int i = 0; i < s.num_pages; ++i) {
-      require(s.pages[i] >= 0 && s.pages[i] < run_.pages, "page", s.pages[i],
-              "0 to " + std::to_string(run_.pages - 1));
+      require_value(s.pages[i] >= 0 && s.pages[i] < run_.pages, "page", s.pages[i], "0 to ",
+                    run_.pages - 1);
     }
     for (int i = 0; i < s.rows; ++i) {
-      require(s.tokens[i] >= 0 && s.tokens[i] < weights_->config().vocab_rows, "token id",
-              s.tokens[i], "0 to " + std::to_string(weights_->config().vocab_rows - 1));
+      require_value(s.tokens[i] >= 0 && s.tokens[i] < weights_->config().vocab_rows, "token id",
+                    s.tokens[i], "0 to ", weights_->config().vocab_rows - 1);
     }
     total += s.rows;
   }
-  require(total >= 1 && total <= run_.max_rows, "rows of the batch", total,
-          "1 to " + std::to_string(run_.max_rows));
+  require_value(total >= 1 && total <= run_.max_rows, "rows of the batch", total, "1 to ",
+                run_.max_rows);
 }
 
 std::vector<DraftTree> DraftHead::draft(const std::vector<HeadRows>& batch, double seconds) {

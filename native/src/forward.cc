@@ -3,23 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <stdexcept>
 #include <utility>
 
 #include "forerun/isa.h"
+#include "forerun/require.h"
 
 namespace forerun {
-namespace {
-
-void require(bool holds, const char* name, long long value, const std::string& rule) {
-  if (!holds)
-    throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) +
-                                "; it must be " + rule);
-}
-
-std::string up_to(int low, int high) { return std::to_string(low) + " to " + std::to_string(high); }
-
-}  // namespace
 
 Engine::Engine(std::shared_ptr<const Model> model, const ForwardConfig& config, const float* cos,
                const float* sin)
@@ -34,8 +23,8 @@ Engine::Engine(std::shared_ptr<const Model> model, const ForwardConfig& config, 
           {model_->config().heads, 1.0f / std::sqrt(static_cast<float>(model_->config().head_dim)),
            0.0f, model_->config().window},
           config.threads) {
-  require(config.max_rows > 0, "max_rows", config.max_rows, "at least 1");
-  require(config.max_context > 0, "max_context", config.max_context, "at least 1");
+  require_value(config.max_rows > 0, "max_rows", config.max_rows, "at least 1");
+  require_value(config.max_context > 0, "max_context", config.max_context, "at least 1");
   const ModelConfig& m = model_->config();
   const std::size_t rotations = static_cast<std::size_t>(config.max_context) * (m.head_dim / 2);
   cos_.assign(cos, cos + rotations);
@@ -57,32 +46,31 @@ void Engine::check(const std::vector<NewRows>& batch, const std::vector<int>& ta
   const ModelConfig& m = model_->config();
   long long total = 0;
   for (const NewRows& s : batch) {
-    require(s.rows >= 1, "rows", s.rows, "at least 1");
-    require(s.length >= s.rows, "length", s.length,
-            "at least the new rows, " + std::to_string(s.rows));
-    require(s.length <= config_.max_context, "length", s.length,
-            "at most " + std::to_string(config_.max_context));
+    require_value(s.rows >= 1, "rows", s.rows, "at least 1");
+    require_value(s.length >= s.rows, "length", s.length, "at least the new rows, ", s.rows);
+    require_value(s.length <= config_.max_context, "length", s.length, "at most ",
+                  config_.max_context);
     const int pages = (s.length + config_.page_size - 1) / config_.page_size;
-    require(s.num_pages >= pages, "pages held", s.num_pages, "at least " + std::to_string(pages));
-    require(s.first_predicted >= 0 && s.first_predicted <= s.rows, "first_predicted",
-            s.first_predicted, up_to(0, s.rows));
+    require_value(s.num_pages >= pages, "pages held", s.num_pages, "at least ", pages);
+    require_value(s.first_predicted >= 0 && s.first_predicted <= s.rows, "first_predicted",
+                  s.first_predicted, "0 to ", s.rows);
     for (int i = 0; i < pages; ++i) {
-      require(s.pages[i] >= 0 && s.pages[i] < config_.pages, "page", s.pages[i],
-              up_to(0, config_.pages - 1));
+      require_value(s.pages[i] >= 0 && s.pages[i] < config_.pages, "page", s.pages[i], "0 to ",
+                    config_.pages - 1);
     }
     for (int i = 0; i < s.rows; ++i) {
-      require(s.tokens[i] >= 0 && s.tokens[i] < m.vocab_rows, "token id", s.tokens[i],
-              up_to(0, m.vocab_rows - 1));
+      require_value(s.tokens[i] >= 0 && s.tokens[i] < m.vocab_rows, "token id", s.tokens[i],
+                    "0 to ", m.vocab_rows - 1);
       if (s.parents == nullptr) continue;
       const int low = i == 0 ? -1 : 0;
-      require(s.parents[i] >= low && s.parents[i] < std::max(i, 0), "parent", s.parents[i],
-              "an earlier row, and -1 for row 0 alone");
+      require_value(s.parents[i] >= low && s.parents[i] < std::max(i, 0), "parent", s.parents[i],
+                    "an earlier row, and -1 for row 0 alone");
     }
     total += s.rows;
   }
-  require(total >= 1 && total <= config_.max_rows, "rows of the batch", total,
-          up_to(1, config_.max_rows));
-  for (int t : taps) require(t >= 0 && t <= m.layers, "hidden tap", t, up_to(0, m.layers));
+  require_value(total >= 1 && total <= config_.max_rows, "rows of the batch", total, "1 to ",
+                config_.max_rows);
+  for (int t : taps) require_value(t >= 0 && t <= m.layers, "hidden tap", t, "0 to ", m.layers);
 }
 
 void Engine::plan(const std::vector<NewRows>& batch) {
@@ -262,14 +250,14 @@ void Engine::forward(const std::vector<NewRows>& batch, const std::vector<int>& 
 
 void Engine::compact(const std::int32_t* pages, int num_pages, int prefix, const std::int32_t* rows,
                      int count) {
-  require(prefix >= 0, "prefix", prefix, "at least 0");
+  require_value(prefix >= 0, "prefix", prefix, "at least 0");
   for (int i = 0; i < count; ++i) {
-    require(rows[i] >= i && (i == 0 || rows[i] > rows[i - 1]), "accepted row", rows[i],
-            "ascending, and no row twice");
+    require_value(rows[i] >= i && (i == 0 || rows[i] > rows[i - 1]), "accepted row", rows[i],
+                  "ascending, and no row twice");
     const int last_page = (prefix + rows[i]) / config_.page_size;
-    require(last_page < num_pages, "accepted row", rows[i], "within the pages held");
-    require(pages[last_page] >= 0 && pages[last_page] < config_.pages, "page", pages[last_page],
-            up_to(0, config_.pages - 1));
+    require_value(last_page < num_pages, "accepted row", rows[i], "within the pages held");
+    require_value(pages[last_page] >= 0 && pages[last_page] < config_.pages, "page",
+                  pages[last_page], "0 to ", config_.pages - 1);
     if (rows[i] != i)
       cache_.move(cache_.slot(pages, prefix + rows[i]), cache_.slot(pages, prefix + i));
   }

@@ -1,23 +1,11 @@
 #include <algorithm>
 #include <set>
-#include <stdexcept>
 #include <utility>
 
 #include "forerun/draft_head.h"
+#include "forerun/require.h"
 
 namespace forerun {
-namespace {
-
-void require(bool holds, const std::string& what) {
-  if (!holds) throw std::invalid_argument(what);
-}
-
-void require_multiple(const char* name, int value) {
-  require(value > 0 && value % kLanes == 0,
-          std::string(name) + " is " + std::to_string(value) + "; it must be a multiple of 16");
-}
-
-}  // namespace
 
 HeadWeights::HeadWeights(const HeadConfig& c, std::vector<std::int32_t> draft_ids)
     : config_(c), draft_ids_(std::move(draft_ids)) {
@@ -25,17 +13,14 @@ HeadWeights::HeadWeights(const HeadConfig& c, std::vector<std::int32_t> draft_id
   require_multiple("hidden_size", c.hidden_size);
   require_multiple("intermediate_size", c.intermediate_size);
   require_multiple("head_dim", c.head_dim);
-  require(c.kv_heads > 0 && c.heads > 0 && c.heads % c.kv_heads == 0,
-          "heads is " + std::to_string(c.heads) + "; it must be a multiple of kv_heads, " +
-              std::to_string(c.kv_heads));
+  require_value(c.kv_heads > 0 && c.heads > 0 && c.heads % c.kv_heads == 0, "heads", c.heads,
+                "a multiple of kv_heads, ", c.kv_heads);
   require(c.vocab_rows > 0 && c.draft_vocab > 0, "a vocabulary is empty");
-  require(static_cast<int>(draft_ids_.size()) == c.draft_vocab,
-          "draft_ids has " + std::to_string(draft_ids_.size()) + " entries; it must have " +
-              std::to_string(c.draft_vocab));
+  require(static_cast<int>(draft_ids_.size()) == c.draft_vocab, "draft_ids has ", draft_ids_.size(),
+          " entries; it must have ", c.draft_vocab);
   for (const std::int32_t id : draft_ids_) {
-    require(id >= 0 && id < c.vocab_rows, "a draft id stands for token " + std::to_string(id) +
-                                              "; tokens are 0 to " +
-                                              std::to_string(c.vocab_rows - 1));
+    require(id >= 0 && id < c.vocab_rows, "a draft id stands for token ", id, "; tokens are 0 to ",
+            c.vocab_rows - 1);
   }
   require(std::set<std::int32_t>(draft_ids_.begin(), draft_ids_.end()).size() == draft_ids_.size(),
           "two draft ids stand for one token");
@@ -76,13 +61,11 @@ void HeadWeights::load_rows(const std::string& name, int first_row, const std::u
                             int rows, int columns) {
   const auto place =
       std::find_if(places_.begin(), places_.end(), [&](const Place& p) { return p.name == name; });
-  require(place != places_.end(), "matrix '" + name + "' is unknown");
-  require(columns == place->columns, "matrix '" + name + "' has " + std::to_string(columns) +
-                                         " columns; it must have " +
-                                         std::to_string(place->columns));
-  require(first_row >= 0 && rows >= 0 && first_row <= place->rows - rows,
-          "matrix '" + name + "' has rows up to " + std::to_string(first_row + rows) +
-              "; it must have " + std::to_string(place->rows));
+  require(place != places_.end(), "matrix '", name, "' is unknown");
+  require(columns == place->columns, "matrix '", name, "' has ", columns, " columns; it must have ",
+          place->columns);
+  require(first_row >= 0 && rows >= 0 && first_row <= place->rows - rows, "matrix '", name,
+          "' has rows up to ", first_row + rows, "; it must have ", place->rows);
   place->loaded += rows;
   if (place->base == nullptr) {
     std::copy(values, values + static_cast<std::size_t>(rows) * columns,
@@ -105,19 +88,17 @@ void HeadWeights::load_vector(const std::string& name, const std::uint16_t* valu
                                                                  {"final_norm", &final_norm}};
   const auto found = std::find_if(std::begin(vectors), std::end(vectors),
                                   [&](const auto& v) { return name == v.first; });
-  require(found != std::end(vectors), "vector '" + name + "' is unknown");
-  require(size == config_.hidden_size, "vector '" + name + "' has " + std::to_string(size) +
-                                           " elements; it must have " +
-                                           std::to_string(config_.hidden_size));
+  require(found != std::end(vectors), "vector '", name, "' is unknown");
+  require(size == config_.hidden_size, "vector '", name, "' has ", size, " elements; it must have ",
+          config_.hidden_size);
   found->second->resize(size);
   std::transform(values, values + size, found->second->begin(), bf16_to_float);
 }
 
 void HeadWeights::check_complete() const {
   for (const Place& p : places_) {
-    require(p.loaded == p.rows, "matrix '" + p.name + "' has " + std::to_string(p.rows) +
-                                    " rows, but " + std::to_string(p.loaded) +
-                                    " were stored; load each once");
+    require(p.loaded == p.rows, "matrix '", p.name, "' has ", p.rows, " rows, but ", p.loaded,
+            " were stored; load each once");
   }
   require(!input_norm.empty() && !hidden_norm.empty() && !mlp_norm.empty() && !final_norm.empty(),
           "a norm was not stored");

@@ -1,18 +1,12 @@
 #include "forerun/kv_cache.h"
 
 #include <limits>
-#include <stdexcept>
-#include <string>
 #include <vector>
+
+#include "forerun/require.h"
 
 namespace forerun {
 namespace {
-
-void require(bool holds, const char* name, int value, const char* rule) {
-  if (!holds)
-    throw std::invalid_argument(std::string(name) + " is " + std::to_string(value) +
-                                "; it must be " + rule);
-}
 
 // Index of element i of the value of lane `lane`: one block for 16 elements.
 std::size_t value_index(bool bf16, int lane, int i) {
@@ -49,13 +43,13 @@ void copy_value(const T* from, int from_lane, T* to, int to_lane, int d) {
 }  // namespace
 
 KvCache::KvCache(const KvGeometry& g) : geometry_(g) {
-  require(g.layers > 0, "layers", g.layers, "at least 1");
-  require(g.kv_heads > 0, "kv_heads", g.kv_heads, "at least 1");
-  require(g.head_dim > 0 && g.head_dim % kLanes == 0, "head_dim", g.head_dim, "a multiple of 16");
-  require(g.page_size > 0, "page_size", g.page_size, "at least 1");
-  require(g.pages > 0, "pages", g.pages, "at least 1");
-  require(g.pages < std::numeric_limits<int>::max() / g.page_size, "pages", g.pages,
-          "fewer, so that slots fit 31 bits");
+  require_value(g.layers > 0, "layers", g.layers, "at least 1");
+  require_value(g.kv_heads > 0, "kv_heads", g.kv_heads, "at least 1");
+  require_multiple("head_dim", g.head_dim);
+  require_value(g.page_size > 0, "page_size", g.page_size, "at least 1");
+  require_value(g.pages > 0, "pages", g.pages, "at least 1");
+  require_value(g.pages < std::numeric_limits<int>::max() / g.page_size, "pages", g.pages,
+                "fewer, so that slots fit 31 bits");
   const std::size_t bytes =
       static_cast<std::size_t>(g.layers) * g.units() * g.kv_heads * g.unit_bytes();
   keys_ = HugeBuffer(bytes);

@@ -3,31 +3,19 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "forerun/require.h"
+
 namespace forerun {
-namespace {
-
-void require(bool holds, const std::string& what) {
-  if (!holds) throw std::invalid_argument(what);
-}
-
-void require_multiple(const char* name, int value) {
-  require(value > 0 && value % kLanes == 0,
-          std::string(name) + " is " + std::to_string(value) + "; it must be a multiple of 16");
-}
-
-}  // namespace
 
 Model::Model(const ModelConfig& c) : config_(c) {
   require_multiple("hidden_size", c.hidden_size);
   require_multiple("intermediate_size", c.intermediate_size);
   require_multiple("head_dim", c.head_dim);
-  require(c.layers > 0, "layers is " + std::to_string(c.layers) + "; it must be at least 1");
-  require(c.kv_heads > 0 && c.heads > 0 && c.heads % c.kv_heads == 0,
-          "heads is " + std::to_string(c.heads) + "; it must be a multiple of kv_heads, " +
-              std::to_string(c.kv_heads));
-  require(c.vocab_size > 0 && c.vocab_size <= c.vocab_rows,
-          "vocab_size is " + std::to_string(c.vocab_size) + "; it must be 1 to vocab_rows, " +
-              std::to_string(c.vocab_rows));
+  require_value(c.layers > 0, "layers", c.layers, "at least 1");
+  require_value(c.kv_heads > 0 && c.heads > 0 && c.heads % c.kv_heads == 0, "heads", c.heads,
+                "a multiple of kv_heads, ", c.kv_heads);
+  require_value(c.vocab_size > 0 && c.vocab_size <= c.vocab_rows, "vocab_size", c.vocab_size,
+                "1 to vocab_rows, ", c.vocab_rows);
 
   const auto size = [](int n, int k) { return static_cast<std::size_t>(round_up(n, kLanes)) * k; };
   const std::size_t qkv = size(c.qkv_size(), c.hidden_size), o = size(c.hidden_size, c.q_size());
@@ -63,9 +51,8 @@ Model::Model(const ModelConfig& c) : config_(c) {
 }
 
 void Model::check_layer(const std::string& name, int layer) const {
-  require(layer >= 0 && layer < config_.layers, "layer of '" + name + "' is " +
-                                                    std::to_string(layer) + "; it must be 0 to " +
-                                                    std::to_string(config_.layers - 1));
+  require(layer >= 0 && layer < config_.layers, "layer of '", name, "' is ", layer,
+          "; it must be 0 to ", config_.layers - 1);
 }
 
 Model::Place Model::place(const std::string& name, int layer) const {
@@ -89,11 +76,10 @@ void Model::load_rows(const std::string& name, int layer, int first_row,
   const bool embedding = name == "embedding";
   const Place p = embedding ? Place{embedding_, config_.vocab_rows, config_.hidden_size, 0, 1}
                             : place(name == "head" ? "head" : name, layer);
-  require(columns == p.columns, "matrix '" + name + "' has " + std::to_string(columns) +
-                                    " columns; it must have " + std::to_string(p.columns));
-  require(first_row >= 0 && rows >= 0 && first_row <= p.rows - rows,
-          "matrix '" + name + "' has rows up to " + std::to_string(first_row + rows) +
-              "; it must have " + std::to_string(p.rows));
+  require(columns == p.columns, "matrix '", name, "' has ", columns, " columns; it must have ",
+          p.columns);
+  require(first_row >= 0 && rows >= 0 && first_row <= p.rows - rows, "matrix '", name,
+          "' has rows up to ", first_row + rows, "; it must have ", p.rows);
   require(!(config_.tied && name == "head"),
           "matrix 'head' is the embedding here; load 'embedding' alone");
   loaded_values_ += static_cast<std::size_t>(rows) * columns;
@@ -115,8 +101,8 @@ void Model::load_rows(const std::string& name, int layer, int first_row,
 void Model::load_vector(const std::string& name, int layer, const std::uint16_t* values, int size) {
   const ModelConfig& c = config_;
   const auto store = [&](std::vector<float>& to, int total, int offset, int expected) {
-    require(size == expected, "vector '" + name + "' has " + std::to_string(size) +
-                                  " elements; it must have " + std::to_string(expected));
+    require(size == expected, "vector '", name, "' has ", size, " elements; it must have ",
+            expected);
     to.resize(total);
     std::transform(values, values + size, to.begin() + offset, bf16_to_float);
   };
@@ -145,9 +131,8 @@ void Model::load_vector(const std::string& name, int layer, const std::uint16_t*
   } else if (name == "down_bias") {
     store(w.down_bias, h, 0, h);
   } else if (name == "gate_bias" || name == "up_bias") {
-    require(size == c.intermediate_size, "vector '" + name + "' has " + std::to_string(size) +
-                                             " elements; it must have " +
-                                             std::to_string(c.intermediate_size));
+    require(size == c.intermediate_size, "vector '", name, "' has ", size,
+            " elements; it must have ", c.intermediate_size);
     w.gate_up_bias.resize(2 * static_cast<std::size_t>(c.intermediate_size));
     const int block = name == "up_bias" ? 1 : 0;
     for (int i = 0; i < size; ++i) {
@@ -160,9 +145,8 @@ void Model::load_vector(const std::string& name, int layer, const std::uint16_t*
 }
 
 void Model::check_complete() const {
-  require(loaded_values_ == expected_values_,
-          "the model has " + std::to_string(expected_values_) + " weights, but " +
-              std::to_string(loaded_values_) + " were stored; load each matrix and norm once");
+  require(loaded_values_ == expected_values_, "the model has ", expected_values_, " weights, but ",
+          loaded_values_, " were stored; load each matrix and norm once");
 }
 
 void Model::embed(int token, float* out) const {

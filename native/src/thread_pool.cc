@@ -3,9 +3,9 @@
 #include <pthread.h>
 #include <sched.h>
 
-#include <stdexcept>
-#include <string>
 #include <utility>
+
+#include "forerun/require.h"
 
 namespace forerun {
 namespace {
@@ -26,14 +26,9 @@ ThreadPool::ThreadPool(int threads, std::vector<int> cpus, std::function<void()>
       cpus_(std::move(cpus)),
       on_start_(std::move(on_start)),
       on_stop_(std::move(on_stop)) {
-  if (threads < 1) {
-    throw std::invalid_argument("threads is " + std::to_string(threads) +
-                                "; it must be at least 1");
-  }
-  if (!cpus_.empty() && static_cast<int>(cpus_.size()) < threads) {
-    throw std::invalid_argument("cpus has " + std::to_string(cpus_.size()) + " entries for " +
-                                std::to_string(threads) + " threads; give one a thread or none");
-  }
+  require_value(threads >= 1, "threads", threads, "at least 1");
+  require(cpus_.empty() || static_cast<int>(cpus_.size()) >= threads, "cpus has ", cpus_.size(),
+          " entries for ", threads, " threads; give one a thread or none");
   for (int t = 1; t < threads; ++t) threads_.emplace_back([this, t] { loop(t); });
 }
 

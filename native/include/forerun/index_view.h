@@ -6,19 +6,12 @@
 
 #include <cstdint>
 #include <limits>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 
-namespace forerun {
+#include "forerun/require.h"
 
-// The text of an error, joined from its parts.
-template <typename... Parts>
-std::string text(const Parts&... parts) {
-  std::ostringstream joined;
-  (joined << ... << parts);
-  return joined.str();
-}
+namespace forerun {
 
 // Reads an array of `size` values that it does not own. `columns` is the length of the last of two
 // dimensions, or 0; errors name a value by it: name[row, column] or name[index].
