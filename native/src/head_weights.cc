@@ -45,40 +45,26 @@ HeadWeights::HeadWeights(const HeadConfig& c, std::vector<std::int32_t> draft_id
     next += sizes[i];
   }
   const int k_block = c.q_size() / kLanes, v_block = k_block + c.kv_size() / kLanes;
-  places_ = {{"fc", h, c.feature_size, fc, 0, 1},
-             {"q", c.q_size(), 2 * h, qkv, 0, 1},
-             {"k", c.kv_size(), 2 * h, qkv, k_block, 1},
-             {"v", c.kv_size(), 2 * h, qkv, v_block, 1},
-             {"o", h, c.q_size(), o, 0, 1},
-             {"gate", m, h, gate_up, 0, 2},
-             {"up", m, h, gate_up, 1, 2},
-             {"down", h, m, down, 0, 1},
-             {"head", c.draft_vocab, h, head, 0, 1},
-             {"embedding", c.vocab_rows, h, nullptr, 0, 0}};
+  matrices_ = {{"fc", {fc, h, c.feature_size}},
+               {"q", {qkv, c.q_size(), 2 * h}},
+               {"k", {qkv, c.kv_size(), 2 * h, k_block}},
+               {"v", {qkv, c.kv_size(), 2 * h, v_block}},
+               {"o", {o, h, c.q_size()}},
+               {"gate", {gate_up, m, h, 0, 2}},
+               {"up", {gate_up, m, h, 1, 2}},
+               {"down", {down, h, m}},
+               {"head", {head, c.draft_vocab, h}},
+               {"embedding", {embedding_, c.vocab_rows, h, 0, 0}}};
 }
 
 void HeadWeights::load_rows(const std::string& name, int first_row, const std::uint16_t* values,
                             int rows, int columns) {
-  const auto place =
-      std::find_if(places_.begin(), places_.end(), [&](const Place& p) { return p.name == name; });
-  require(place != places_.end(), "matrix '", name, "' is unknown");
-  require(columns == place->columns, "matrix '", name, "' has ", columns, " columns; it must have ",
-          place->columns);
-  require(first_row >= 0 && rows >= 0 && first_row <= place->rows - rows, "matrix '", name,
-          "' has rows up to ", first_row + rows, "; it must have ", place->rows);
-  place->loaded += rows;
-  if (place->base == nullptr) {
-    std::copy(values, values + static_cast<std::size_t>(rows) * columns,
-              embedding_ + static_cast<std::size_t>(first_row) * columns);
-    return;
-  }
-  for (int r = 0; r < rows; ++r) {
-    const int row = first_row + r;
-    const std::size_t block =
-        place->first_block + static_cast<std::size_t>(row / kLanes) * place->block_stride;
-    pack_row(values + static_cast<std::size_t>(r) * columns, columns, row % kLanes,
-             place->base + block * kLanes * columns);
-  }
+  const auto matrix = std::find_if(matrices_.begin(), matrices_.end(),
+                                   [&](const Matrix& m) { return m.name == name; });
+  require(matrix != matrices_.end(), "matrix '", name, "' is unknown");
+  matrix->place.check(name, first_row, rows, columns);
+  matrix->loaded += rows;
+  matrix->place.store(first_row, values, rows);
 }
 
 void HeadWeights::load_vector(const std::string& name, const std::uint16_t* values, int size) {
@@ -96,9 +82,9 @@ void HeadWeights::load_vector(const std::string& name, const std::uint16_t* valu
 }
 
 void HeadWeights::check_complete() const {
-  for (const Place& p : places_) {
-    require(p.loaded == p.rows, "matrix '", p.name, "' has ", p.rows, " rows, but ", p.loaded,
-            " were stored; load each once");
+  for (const Matrix& m : matrices_) {
+    require(m.loaded == m.place.rows, "matrix '", m.name, "' has ", m.place.rows, " rows, but ",
+            m.loaded, " were stored; load each once");
   }
   require(!input_norm.empty() && !hidden_norm.empty() && !mlp_norm.empty() && !final_norm.empty(),
           "a norm was not stored");

@@ -55,47 +55,31 @@ void Model::check_layer(const std::string& name, int layer) const {
           "; it must be 0 to ", config_.layers - 1);
 }
 
-Model::Place Model::place(const std::string& name, int layer) const {
+MatrixPlace Model::place(const std::string& name, int layer) const {
   const ModelConfig& c = config_;
-  if (name == "head") return {head_, c.vocab_rows, c.hidden_size, 0, 1};
+  if (name == "embedding" && !c.tied) return {embedding_, c.vocab_rows, c.hidden_size, 0, 0};
+  if (name == "embedding" || name == "head") return {head_, c.vocab_rows, c.hidden_size};
   check_layer(name, layer);
   const LayerWeights& w = layers_[layer];
-  if (name == "q") return {w.qkv, c.q_size(), c.hidden_size, 0, 1};
-  if (name == "k") return {w.qkv, c.kv_size(), c.hidden_size, c.q_size() / kLanes, 1};
-  if (name == "v")
-    return {w.qkv, c.kv_size(), c.hidden_size, (c.q_size() + c.kv_size()) / kLanes, 1};
-  if (name == "o") return {w.o, c.hidden_size, c.q_size(), 0, 1};
+  const int k_block = c.q_size() / kLanes, v_block = k_block + c.kv_size() / kLanes;
+  if (name == "q") return {w.qkv, c.q_size(), c.hidden_size};
+  if (name == "k") return {w.qkv, c.kv_size(), c.hidden_size, k_block};
+  if (name == "v") return {w.qkv, c.kv_size(), c.hidden_size, v_block};
+  if (name == "o") return {w.o, c.hidden_size, c.q_size()};
   if (name == "gate") return {w.gate_up, c.intermediate_size, c.hidden_size, 0, 2};
   if (name == "up") return {w.gate_up, c.intermediate_size, c.hidden_size, 1, 2};
-  if (name == "down") return {w.down, c.hidden_size, c.intermediate_size, 0, 1};
+  if (name == "down") return {w.down, c.hidden_size, c.intermediate_size};
   throw std::invalid_argument("matrix '" + name + "' is unknown");
 }
 
 void Model::load_rows(const std::string& name, int layer, int first_row,
                       const std::uint16_t* values, int rows, int columns) {
-  const bool embedding = name == "embedding";
-  const Place p = embedding ? Place{embedding_, config_.vocab_rows, config_.hidden_size, 0, 1}
-                            : place(name == "head" ? "head" : name, layer);
-  require(columns == p.columns, "matrix '", name, "' has ", columns, " columns; it must have ",
-          p.columns);
-  require(first_row >= 0 && rows >= 0 && first_row <= p.rows - rows, "matrix '", name,
-          "' has rows up to ", first_row + rows, "; it must have ", p.rows);
+  const MatrixPlace to = place(name, layer);
+  to.check(name, first_row, rows, columns);
   require(!(config_.tied && name == "head"),
           "matrix 'head' is the embedding here; load 'embedding' alone");
   loaded_values_ += static_cast<std::size_t>(rows) * columns;
-  if (embedding && !config_.tied) {
-    std::copy(values, values + static_cast<std::size_t>(rows) * columns,
-              embedding_ + static_cast<std::size_t>(first_row) * columns);
-    return;
-  }
-  std::uint16_t* base = embedding ? head_ : p.base;
-  for (int r = 0; r < rows; ++r) {
-    const int row = first_row + r;
-    const std::size_t block =
-        p.first_block + static_cast<std::size_t>(row / kLanes) * p.block_stride;
-    pack_row(values + static_cast<std::size_t>(r) * columns, columns, row % kLanes,
-             base + block * kLanes * columns);
-  }
+  to.store(first_row, values, rows);
 }
 
 void Model::load_vector(const std::string& name, int layer, const std::uint16_t* values, int size) {

@@ -17,6 +17,7 @@
 #include "forerun/draft_tree.h"
 #include "forerun/kernels.h"
 #include "forerun/kv_cache.h"
+#include "forerun/matrix_place.h"
 #include "forerun/thread_pool.h"
 
 namespace forerun {
@@ -63,19 +64,17 @@ class HeadWeights {
   std::vector<float> input_norm, hidden_norm, mlp_norm, final_norm;
 
  private:
-  struct Place {
+  struct Matrix {
     std::string name;
-    int rows, columns;
-    std::uint16_t* base;
-    int first_block, block_stride;
-    int loaded = 0;
+    MatrixPlace place;
+    int loaded = 0;  // rows
   };
 
   HeadConfig config_;
   std::vector<std::int32_t> draft_ids_;
   HugeBuffer arena_;
   std::uint16_t* embedding_;  // row-major
-  std::vector<Place> places_;
+  std::vector<Matrix> matrices_;
 };
 
 // One session's part of a round: committed rows that the cache lacks, then a tree.

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "forerun/matrix_place.h"
 #include "forerun/memory.h"
 #include "forerun/packed.h"
 
@@ -65,12 +66,7 @@ class Model {
   void embed(int token, float* out) const;
 
  private:
-  struct Place {
-    std::uint16_t* base;  // packed blocks
-    int rows, columns;
-    int first_block, block_stride;  // the block of row r is first_block + r / 16 * block_stride
-  };
-  Place place(const std::string& name, int layer) const;
+  MatrixPlace place(const std::string& name, int layer) const;
   void check_layer(const std::string& name, int layer) const;
 
   ModelConfig config_;
