@@ -30,10 +30,10 @@ std::unique_ptr<DraftHead> make_head(std::shared_ptr<const HeadWeights> weights,
                                      std::vector<int> cpus, std::string isa,
                                      const Array<float>& cos, const Array<float>& sin, int top_k) {
   const int max_context = expect_rotations(cos, sin, weights->config().head_dim);
-  forerun::HeadRun run{bf16,    page_size,       pages,          max_rows, max_context,
-                       threads, std::move(cpus), std::move(isa), top_k};
+  forerun::ForwardConfig config{bf16,        page_size, pages,           max_rows,
+                                max_context, threads,   std::move(cpus), std::move(isa)};
   py::gil_scoped_release released;
-  return std::make_unique<DraftHead>(std::move(weights), run, cos.data(), sin.data());
+  return std::make_unique<DraftHead>(std::move(weights), config, top_k, cos.data(), sin.data());
 }
 
 // (cached rows, features, tokens, pages, nodes, depth)

@@ -17,31 +17,32 @@ double now() {
 
 }  // namespace
 
-DraftHead::DraftHead(std::shared_ptr<const HeadWeights> weights, const HeadRun& run,
-                     const float* cos, const float* sin)
+DraftHead::DraftHead(std::shared_ptr<const HeadWeights> weights, const ForwardConfig& config,
+                     int top_k, const float* cos, const float* sin)
     : weights_(std::move(weights)),
-      run_(run),
-      kernels_(*kernels_for(run.isa, run.bf16)),
-      cache_({1, weights_->config().kv_heads, weights_->config().head_dim, run.page_size, run.pages,
-              run.bf16}),
-      pool_(run.threads, run.cpus, kernels_.thread_begin, kernels_.thread_end),
+      config_(config),
+      top_k_(top_k),
+      kernels_(*kernels_for(config.isa, config.bf16)),
+      cache_({1, weights_->config().kv_heads, weights_->config().head_dim, config.page_size,
+              config.pages, config.bf16}),
+      pool_(config.threads, config.cpus, kernels_.thread_begin, kernels_.thread_end),
       attention_(kernels_, cache_,
                  {weights_->config().heads,
                   1.0f / std::sqrt(static_cast<float>(weights_->config().head_dim)), 0.0f, 0},
-                 run.threads) {
-  require_value(run.max_rows > 0, "max_rows", run.max_rows, "at least 1");
-  require_value(run.max_context > 0, "max_context", run.max_context, "at least 1");
-  require_value(run.top_k > 0, "top_k", run.top_k, "at least 1");
+                 config.threads) {
+  require_value(config.max_rows > 0, "max_rows", config.max_rows, "at least 1");
+  require_value(config.max_context > 0, "max_context", config.max_context, "at least 1");
+  require_value(top_k > 0, "top_k", top_k, "at least 1");
   const HeadConfig& c = weights_->config();
-  const std::size_t rotations = static_cast<std::size_t>(run.max_context) * (c.head_dim / 2);
+  const std::size_t rotations = static_cast<std::size_t>(config.max_context) * (c.head_dim / 2);
   cos_.assign(cos, cos + rotations);
   sin_.assign(sin, sin + rotations);
-  const std::size_t r = run.max_rows, spare = r + kernels_.spare_rows;
+  const std::size_t r = config.max_rows, spare = r + kernels_.spare_rows;
   ld_act_ = std::max({c.feature_size, 2 * c.hidden_size, c.q_size()});
   ld_logits_ = round_up(c.draft_vocab, kLanes);
   x_ = HugeBuffer(r * c.hidden_size * sizeof(float), false);
   qkv_ = HugeBuffer(r * c.qkv_size() * sizeof(float), false);
-  scratch_ = HugeBuffer(static_cast<std::size_t>(run.threads) *
+  scratch_ = HugeBuffer(static_cast<std::size_t>(config.threads) *
                             std::max(c.feature_size, c.hidden_size) * sizeof(float),
                         false);
   act_ = HugeBuffer(spare * ld_act_ * kernels_.act_bytes, false);
@@ -59,13 +60,13 @@ void DraftHead::check(const std::vector<HeadRows>& batch) const {
     const long long length = static_cast<long long>(s.cached) + s.rows,
                     deepest = length + (drafts ? s.limits.depth - 1 : 0),
                     stored = length + (drafts ? s.limits.nodes : 0);
-    require_value(deepest <= run_.max_context, "cached + rows + depth - 1", deepest, "at most ",
-                  run_.max_context);
-    const long long pages = (stored + run_.page_size - 1) / run_.page_size;
+    require_value(deepest <= config_.max_context, "cached + rows + depth - 1", deepest, "at most ",
+                  config_.max_context);
+    const long long pages = (stored + config_.page_size - 1) / config_.page_size;
     require_value(s.num_pages >= pages, "pages held", s.num_pages, "at least ", pages);
     for (int i = 0; i < s.num_pages; ++i) {
-      require_value(s.pages[i] >= 0 && s.pages[i] < run_.pages, "page", s.pages[i], "0 to ",
-                    run_.pages - 1);
+      require_value(s.pages[i] >= 0 && s.pages[i] < config_.pages, "page", s.pages[i], "0 to ",
+                    config_.pages - 1);
     }
     for (int i = 0; i < s.rows; ++i) {
       require_value(s.tokens[i] >= 0 && s.tokens[i] < weights_->config().vocab_rows, "token id",
@@ -73,8 +74,8 @@ void DraftHead::check(const std::vector<HeadRows>& batch) const {
     }
     total += s.rows;
   }
-  require_value(total >= 1 && total <= run_.max_rows, "rows of the batch", total, "1 to ",
-                run_.max_rows);
+  require_value(total >= 1 && total <= config_.max_rows, "rows of the batch", total, "1 to ",
+                config_.max_rows);
 }
 
 std::vector<DraftTree> DraftHead::draft(const std::vector<HeadRows>& batch, double seconds) {
@@ -121,7 +122,7 @@ void DraftHead::plan_nodes(const std::vector<HeadRows>& batch, std::vector<Draft
   const std::size_t h = c.hidden_size;
   std::vector<std::vector<int>> chosen;
   std::size_t path_sizes = 0;
-  int room = run_.max_rows;
+  int room = config_.max_rows;
   for (DraftTree& tree : trees) {
     chosen.push_back(tree.unexpanded());
     std::vector<int>& nodes = chosen.back();
@@ -184,10 +185,6 @@ void DraftHead::run_pass(std::vector<DraftTree>& trees, const HeadRows* batch) {
       trees[p.session].add(p.node, weights_->target_id(id), probability);
     }
   }
-}
-
-void DraftHead::for_rows(int thread, int count, const std::function<void(int)>& f) const {
-  for (int i = thread; i < count; i += pool_.size()) f(i);
 }
 
 void* DraftHead::act(int row) const {
@@ -306,7 +303,7 @@ void DraftHead::predict(int thread) {
 
 void DraftHead::top(const float* weights, float sum,
                     std::vector<std::pair<float, int>>& best) const {
-  const std::size_t count = std::min(run_.top_k, weights_->config().draft_vocab);
+  const std::size_t count = std::min(top_k_, weights_->config().draft_vocab);
   best.clear();
   for (int id = 0; id < weights_->config().draft_vocab; ++id) {
     const float weight = weights[id];

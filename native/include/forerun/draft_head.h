@@ -8,13 +8,13 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "forerun/attention.h"
 #include "forerun/draft_tree.h"
+#include "forerun/forward.h"
 #include "forerun/kernels.h"
 #include "forerun/kv_cache.h"
 #include "forerun/matrix_place.h"
@@ -88,23 +88,13 @@ struct HeadRows {
   DraftLimits limits;  // nodes 0: the rows are cached and nothing is drafted
 };
 
-struct HeadRun {
-  bool bf16;  // precision of activations and KV; else float32
-  int page_size, pages;
-  int max_rows;     // in one pass
-  int max_context;  // positions
-  int threads;
-  std::vector<int> cpus;  // to pin to, or empty
-  std::string isa;
-  int top_k;  // children of a node at most
-};
-
 class DraftHead {
  public:
+  // config: max_rows are those of one pass. top_k: children of a node at most.
   // cos and sin: [max_context, head_dim / 2] each. Throws std::invalid_argument
   // for an impossible configuration.
-  DraftHead(std::shared_ptr<const HeadWeights> weights, const HeadRun& run, const float* cos,
-            const float* sin);
+  DraftHead(std::shared_ptr<const HeadWeights> weights, const ForwardConfig& config, int top_k,
+            const float* cos, const float* sin);
 
   // Caches the new rows of all sessions, then grows one tree a session, one
   // pass a depth for all of them, until nothing promising is left or the next
@@ -113,8 +103,6 @@ class DraftHead {
   std::vector<DraftTree> draft(const std::vector<HeadRows>& batch, double seconds);
 
   const HeadWeights& weights() const { return *weights_; }
-  KvCache& cache() { return cache_; }
-  const HeadRun& config() const { return run_; }
 
  private:
   struct Predicted {
@@ -133,12 +121,17 @@ class DraftHead {
   void top(const float* probabilities, float sum, std::vector<std::pair<float, int>>& best) const;
   void gemm(int thread, const std::uint16_t* w, int n, int k, const void* a, std::size_t lda,
             int rows, Epilogue epilogue, float* c, std::size_t ldc, void* act);
-  void for_rows(int thread, int count, const std::function<void(int)>& f) const;
+  // Calls f(i) for the thread's share of `count` rows.
+  template <class F>
+  void for_rows(int thread, int count, const F& f) const {
+    for (int i = thread; i < count; i += pool_.size()) f(i);
+  }
   void* act(int row) const;
   int rows() const { return static_cast<int>(rows_.size()); }
 
   std::shared_ptr<const HeadWeights> weights_;
-  const HeadRun run_;
+  const ForwardConfig config_;
+  const int top_k_;
   const Kernels& kernels_;
   KvCache cache_;
   ThreadPool pool_;
