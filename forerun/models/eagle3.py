@@ -27,6 +27,12 @@ EMBEDDING = "embed_tokens.weight"
 _ROWS = 4096
 
 
+def default_taps(num_layers: int) -> tuple[int, int, int]:
+    """The layers of a target whose inputs a head reads if it names none: those of the first
+    release. They differ in a target of 7 layers or more."""
+    return (2, num_layers // 2, num_layers - 3)
+
+
 @dataclass(frozen=True, slots=True)
 class Eagle3Config:
     """The shape of a head. taps: the hidden states it reads, the residual stream entering these
@@ -158,7 +164,7 @@ def _taps(fields: Fields, target: ModelConfig) -> tuple[int, ...]:
         holder = Fields(nested, f"{fields.source}: eagle_config")
     taps = holder.token_ids("eagle_aux_hidden_state_layer_ids")
     layers = target.num_layers
-    taps = taps or (2, layers // 2, layers - 3)
+    taps = taps or default_taps(layers)
     if list(taps) != sorted(set(taps)) or taps[-1] > layers:
         raise holder.error(
             "eagle_aux_hidden_state_layer_ids",

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from forerun.models import ModelConfig
+from forerun.models.eagle3 import default_taps
 from forerun.training.target import Target
 from forerun.training.vocabulary import DraftVocabulary
 
@@ -22,14 +23,14 @@ KeysValues = tuple[Tensor, Tensor]
 MIN_LAYERS = 7
 
 
-def default_taps(num_layers: int) -> tuple[int, int, int]:
+def head_taps(num_layers: int) -> tuple[int, int, int]:
     """The layers whose inputs the head sees. Raises ValueError for a target with too few."""
     if num_layers < MIN_LAYERS:
         raise ValueError(
             f"the target has {num_layers} layers; eagle3 needs at least {MIN_LAYERS}, so that the "
             "three layers that it looks at differ"
         )
-    return (2, num_layers // 2, num_layers - 3)
+    return default_taps(num_layers)
 
 
 @dataclass(frozen=True, slots=True)

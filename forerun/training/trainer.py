@@ -17,7 +17,7 @@ import torch
 from forerun.training import evaluation
 from forerun.training.checkpoint import TrainingCheckpoint, read_checkpoint
 from forerun.training.corpus import Corpus, Document
-from forerun.training.eagle3 import default_taps, new_head
+from forerun.training.eagle3 import head_taps, new_head
 from forerun.training.examples import Examples
 from forerun.training.generation import is_held_out
 from forerun.training.optimisation import Optimiser
@@ -62,7 +62,7 @@ class Trainer:
         self._corpus = corpus
         self._settings = settings
         self._path = path
-        self.taps = default_taps(target.config.num_layers)
+        self.taps = head_taps(target.config.num_layers)
         self.progress = Progress()
         self._order = Order(settings.seed)
         found = read_checkpoint(path) if path.exists() else None

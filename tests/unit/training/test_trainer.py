@@ -16,7 +16,7 @@ from forerun.models.eagle3 import Eagle3Checkpoint
 from forerun.training.checkpoint import read_checkpoint
 from forerun.training.command import Job, train_draft
 from forerun.training.corpus import Corpus
-from forerun.training.eagle3 import default_taps
+from forerun.training.eagle3 import head_taps
 from forerun.training.evaluation import CHAIN
 from forerun.training.export import eagle3_config, write_eagle3
 from forerun.training.settings import TrainingSettings
@@ -158,7 +158,7 @@ def test_no_documents_are_an_error(tmp_path: Path) -> None:
 
 def test_published_files_have_the_published_names_shapes_and_types(tmp_path: Path) -> None:
     head, kept = random_head(), vocabulary()
-    write_eagle3(tmp_path, head, kept, target().config, default_taps(NUM_LAYERS))
+    write_eagle3(tmp_path, head, kept, target().config, head_taps(NUM_LAYERS))
 
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         found = {name: file.get_tensor(name) for name in file.keys()}
@@ -191,7 +191,7 @@ def test_published_files_have_the_published_names_shapes_and_types(tmp_path: Pat
 
     with Eagle3Checkpoint(tmp_path, target().config) as opened:
         assert opened.draft_ids.tolist() == kept.target_ids.tolist()
-        assert opened.config.taps == default_taps(NUM_LAYERS)
+        assert opened.config.taps == head_taps(NUM_LAYERS)
         (bits,) = [bits for _, bits in opened.rows("fc.weight")]
         assert torch.equal(from_bits(bits), head.fc.weight.bfloat16())
 
@@ -243,8 +243,8 @@ def test_the_command_makes_data_trains_and_writes_a_card(tmp_path: Path) -> None
 
 def test_a_target_with_too_few_layers_is_refused() -> None:
     with pytest.raises(ValueError, match="the target has 6 layers"):
-        default_taps(6)
-    assert default_taps(30) == (2, 15, 27)
+        head_taps(6)
+    assert head_taps(30) == (2, 15, 27)
 
 
 def test_training_without_an_end_is_refused() -> None:
