@@ -9,13 +9,16 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from draft_server.drafters.base import Drafter
 from draft_server.drafters.ngram import NgramDrafter
 from draft_server.drafters.none import NoDrafter
 from draft_server.drafters.vocabulary import check_shared
 from forerun.models import Tokenizer, default_model_path, load_tokenizer, open_checkpoint
+
+if TYPE_CHECKING:
+    from forerun.engine import EngineConfig
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +67,7 @@ def _standalone(
 ) -> Drafter[Any]:
     # The native module: the other methods need none.
     from draft_server.drafters.standalone import StandaloneDrafter
-    from forerun.engine import Engine, EngineConfig
+    from forerun.engine import Engine
 
     assert settings.model is not None, "check_method comes first"
     draft_vocabulary = load_tokenizer(settings.model).vocabulary()
@@ -78,16 +81,8 @@ def _standalone(
             tokenizer.vocab_size,
             shared,
         )
-    config = EngineConfig(
-        dtype=settings.dtype,
-        kv_tokens=settings.kv_tokens,
-        threads=settings.threads,
-        max_rows=settings.prefill_chunk,
-        max_context=settings.max_context,
-        vocab_size=shared,
-    )
     with open_checkpoint(settings.model) as checkpoint:
-        engine = Engine.load(checkpoint, config, progress)
+        engine = Engine.load(checkpoint, _engine_config(settings, vocab_size=shared), progress)
     return StandaloneDrafter(engine, shared, settings.prefill_chunk)
 
 
@@ -95,23 +90,28 @@ def _eagle3(
     settings: DraftSettings, tokenizer: Tokenizer, progress: Progress | None
 ) -> Drafter[Any]:
     from draft_server.drafters.eagle3 import Eagle3Drafter
-    from forerun.engine import EngineConfig
     from forerun.engine.draft_head import DraftHead
     from forerun.models.eagle3 import Eagle3Checkpoint
 
     assert settings.model is not None, "check_method comes first"
-    config = EngineConfig(
+    with (
+        open_checkpoint(settings.target or default_model_path()) as target,
+        Eagle3Checkpoint(settings.model, target.config) as head,
+    ):
+        return Eagle3Drafter(DraftHead.load(head, target, _engine_config(settings)))
+
+
+def _engine_config(settings: DraftSettings, vocab_size: int | None = None) -> EngineConfig:
+    from forerun.engine import EngineConfig
+
+    return EngineConfig(
         dtype=settings.dtype,
         kv_tokens=settings.kv_tokens,
         threads=settings.threads,
         max_rows=settings.prefill_chunk,
         max_context=settings.max_context,
+        vocab_size=vocab_size,
     )
-    with (
-        open_checkpoint(settings.target or default_model_path()) as target,
-        Eagle3Checkpoint(settings.model, target.config) as head,
-    ):
-        return Eagle3Drafter(DraftHead.load(head, target, config))
 
 
 METHODS: dict[str, Method] = {
