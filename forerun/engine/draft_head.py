@@ -17,7 +17,7 @@ from forerun.engine.config import EngineConfig
 from forerun.engine.interface import Sequence
 from forerun.engine.isa import isa_report, pinned_cpus
 from forerun.engine.pages import PagePool
-from forerun.engine.weights import angles
+from forerun.engine.weights import angles, row_blocks
 from forerun.hardware import default_threads
 from forerun.models import Checkpoint
 from forerun.models.eagle3 import EMBEDDING, Eagle3Checkpoint
@@ -110,16 +110,15 @@ class DraftHead:
             rms_norm_eps=shape.rms_norm_eps,
             draft_ids=head.draft_ids.tolist(),
         )
-        for name in head.tensor_shapes:
-            for first_row, values in head.rows(name):
-                if name in _VECTORS:
-                    weights.load_vector(_VECTORS[name], values)
-                else:
-                    weights.load_rows(_MATRICES[name], first_row, values)
+        for name, size in head.tensor_shapes.items():
+            if name in _VECTORS:
+                weights.load_vector(_VECTORS[name], head.read_rows(name, 0, size[0]))
+            else:
+                for start, stop in row_blocks(*size):
+                    weights.load_rows(_MATRICES[name], start, head.read_rows(name, start, stop))
         if not head.has_embedding:
             embedding = "model.embed_tokens.weight"
-            for start in range(0, shape.vocab_size, 4096):
-                stop = min(start + 4096, shape.vocab_size)
+            for start, stop in row_blocks(shape.vocab_size, shape.hidden_size):
                 weights.load_rows("embedding", start, target.read_rows(embedding, start, stop))
         weights.check_complete()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,15 +78,20 @@ def load_model(
             done += 2 * shape[0]
         else:
             rows, columns = shape
-            step = max(1, _ROWS_AT_ONCE_BYTES // (2 * columns))
-            for start in range(0, rows, step):
-                stop = min(start + step, rows)
+            for start, stop in row_blocks(rows, columns):
                 model.load_rows(name, layer, start, checkpoint.read_rows(tensor, start, stop))
                 done += 2 * (stop - start) * columns
                 if progress is not None:
                     progress(done, checkpoint.weight_bytes)
     model.check_complete()
     return model
+
+
+def row_blocks(rows: int, columns: int) -> Iterator[tuple[int, int]]:
+    """The rows of a matrix in bfloat16 as ranges (start, stop) of a few megabytes each."""
+    step = max(1, _ROWS_AT_ONCE_BYTES // (2 * columns))
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)
 
 
 def angles(

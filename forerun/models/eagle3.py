@@ -7,7 +7,6 @@ target's id lies behind it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +23,6 @@ from forerun.models.rope import RopeConfig
 from forerun.models.safetensors_folder import SafetensorsFolder
 
 EMBEDDING = "embed_tokens.weight"
-_ROWS = 4096
 
 
 def default_taps(num_layers: int) -> tuple[int, int, int]:
@@ -102,12 +100,9 @@ class Eagle3Checkpoint:
         self.draft_ids = _draft_ids(directory, self._folder, self.config)
         self._folder.open(shapes)
 
-    def rows(self, name: str) -> Iterator[tuple[int, Bits]]:
-        """A tensor in blocks of rows: the first row of each, and its values in bfloat16."""
-        count = self.tensor_shapes[name][0]
-        for start in range(0, count, _ROWS):
-            stop = min(start + _ROWS, count)
-            yield start, np.ascontiguousarray(self._folder.read_block(name, start, stop))
+    def read_rows(self, name: str, start: int, stop: int) -> Bits:
+        """Rows start..stop-1 of a tensor (elements, of a vector), in bfloat16; it has so many."""
+        return self._folder.read_block(name, start, stop)
 
     def close(self) -> None:
         self._folder.close()

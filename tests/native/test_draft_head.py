@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from forerun.engine import Rows
 from forerun.engine.draft_head import DraftedNodes, DraftHead, HeadRows
-from tests.fixtures.eagle3 import TAPS, TOP_K, Reference, load_head, write_head
+from forerun.models.eagle3 import EMBEDDING
+from tests.fixtures.eagle3 import TAPS, TOP_K, Reference, head_tensors, load_head, write_head
 from tests.fixtures.engines import ISA_LEVELS, ids, tiny_engine
-from tests.fixtures.tiny import random_prompts
+from tests.fixtures.tiny import NUM_TOKENS, random_prompts
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +121,14 @@ def test_sessions_of_one_call_do_not_touch_each_other(folder: Path) -> None:
     for rows in batch:
         head.release(rows.sequence)
     assert head.pages_free == head.info.pages_total
+
+
+def test_norms_of_more_than_4096_elements_are_loaded_whole(tmp_path: Path) -> None:
+    tensors = head_tensors(hidden=4112)
+    tensors[EMBEDDING] = np.zeros((NUM_TOKENS, 4112), np.float32)
+    head = load_head(write_head(tmp_path, tensors, hidden_size=4112), dtype="float32")
+    prompt = random_prompts(1, min_length=8, max_length=8, seed=2)[0]
+    assert len(draft(head, prompt, nodes=3, depth=2).token_ids) == 3
 
 
 def test_limits_of_a_tree(folder: Path) -> None:
