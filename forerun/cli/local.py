@@ -23,6 +23,7 @@ from forerun.errors import ForerunError
 
 DRAFTS = ("none", "ngram", "standalone")
 HEADS = ("eagle3",)  # methods that cannot do without --draft-model
+MODEL_DRAFTS = ("standalone", *HEADS)  # methods with a model of their own
 DEFAULT_DRAFT = "ngram"
 DTYPES = ("bfloat16", "float32")
 
@@ -94,7 +95,7 @@ def local_options(args: argparse.Namespace) -> LocalOptions:
         if path is not None and not path.exists():
             raise CommandError(f"{flag}: {path} does not exist; name a folder or a .gguf file")
     draft = args.draft or DEFAULT_DRAFT
-    if draft_model is not None and draft not in ("standalone", *HEADS):
+    if draft_model is not None and draft not in MODEL_DRAFTS:
         raise CommandError(
             f"--draft-model goes with --draft standalone or eagle3, not with {draft}"
         )
@@ -143,7 +144,7 @@ def local_group(options: LocalOptions, drafts: Sequence[str]) -> Iterator[LocalG
         verify = f"unix:{folder}/verify.sock"
         target = stack.enter_context(_child(TARGET_PACKAGE, verify, _target_flags(options, model)))
         children = [target]
-        if set(drafts) & {"standalone", *HEADS}:
+        if set(drafts) & set(MODEL_DRAFTS):
             # Both load a model then, and their progress bars would overwrite each other.
             _wait_until_healthy(children, verify)
         addresses = {draft: f"unix:{folder}/{draft}.sock" for draft in drafts}
@@ -242,7 +243,7 @@ def _draft_flags(options: LocalOptions, model: Path, verifier: str) -> list[str]
         draft=options.draft,
         draft_timeout_ms=options.draft_timeout_ms,
     )
-    if options.draft in ("standalone", *HEADS):
+    if options.draft in MODEL_DRAFTS:
         flags += _flags(
             draft_model=options.draft_model or model, dtype=options.dtype, threads=options.threads
         )
