@@ -64,29 +64,31 @@ def paths(drafted: DraftedNodes) -> list[list[int]]:
 
 @pytest.mark.parametrize("page_size", [1, 16, 24])
 def test_probabilities_are_those_of_the_plain_reading(folder: Path, page_size: int) -> None:
-    head, reference = load_head(folder, dtype="float32", page_size=page_size), Reference(folder)
+    head = load_head(folder, dtype="float32", page_size=page_size)
     for prompt in random_prompts(3, min_length=20, max_length=50, seed=5):
         features = (features_of(prompt).astype(np.uint32) << 16).view(np.float32)
+        reference = Reference(folder, features, prompt[1:])
         drafted = draft(head, prompt, nodes=12, depth=4)
         assert len(drafted.token_ids) == 12
         assert max(map(len, paths(drafted))) > 1, "a tree of one level tests little"
         for path, probability in zip(paths(drafted), drafted.probabilities, strict=True):
-            expected = reference.probabilities(features, prompt[1:], path[:-1])
+            expected = reference.probabilities(path[:-1])
             assert probability == pytest.approx(expected[path[-1]], abs=1e-4)
 
 
 def test_the_tree_is_the_best_one_of_its_size(folder: Path) -> None:
     """No node that was left out has a more probable path than one that was taken."""
-    head, reference = load_head(folder, dtype="float32"), Reference(folder)
+    head = load_head(folder, dtype="float32")
     prompt = random_prompts(1, min_length=30, seed=9)[0]
     features = (features_of(prompt).astype(np.uint32) << 16).view(np.float32)
+    reference = Reference(folder, features, prompt[1:])
     drafted = draft(head, prompt, nodes=6, depth=3)
     taken = {tuple(path) for path in paths(drafted)}
     products: dict[tuple[int, ...], float] = {}
     for parent in sorted([(), *taken], key=len):
         if len(parent) < 3:
             share = products[parent] if parent else 1.0
-            children = reference.probabilities(features, prompt[1:], list(parent))
+            children = reference.probabilities(list(parent))
             for token in sorted(children, key=lambda token: -children[token])[:TOP_K]:
                 products[(*parent, token)] = share * children[token]
     worst = min(products[path] for path in taken)

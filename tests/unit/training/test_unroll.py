@@ -12,16 +12,16 @@ from torch import Tensor
 from forerun.training.eagle3 import Eagle3Head
 from forerun.training.evaluation import DraftShape, accepted_lengths, measure
 from forerun.training.unroll import Example, loss, unroll
+from tests.fixtures.eagle3_chain import Chain
 from tests.fixtures.training import corpus, examples, random_head, target, vocabulary
-from tests.unit.training.eagle3_reference import Chain
 
 
 def _prefilled(weights: dict[str, Tensor], example: Example, row: int) -> tuple[Chain, Tensor]:
     """A chain that has taken the target's rows up to `row`, and the last output."""
-    chain = Chain(weights)
+    chain = Chain(weights, head_dim=16, eps=1e-5, theta=10_000.0)
     output = torch.empty(0)
     for t in range(row + 1):
-        output = chain.push(example.embeddings[t + 1], chain.fuse(example.taps[t]), t)
+        output = chain.push(example.embeddings[t + 1], chain.fuse(example.taps[t]))
     return chain, output
 
 
@@ -41,7 +41,7 @@ def test_loss_equals_chains_of_single_rows(example: Example) -> None:
             if row + 2 + step >= len(example.labels):
                 break
             if step:
-                output = chain.push(example.embeddings[row + 1 + step], output, row + step)
+                output = chain.push(example.embeddings[row + 1 + step], output)
             label = int(example.labels[row + 2 + step])
             if label >= 0:
                 scores = chain.log_probabilities(output)
@@ -117,7 +117,7 @@ def _accepted(
     """Grows one tree level by level, keeps the likeliest nodes, and follows the document."""
     beam = [(0.0, chain, output, ())]
     nodes: list[tuple[float, tuple[int, ...]]] = []
-    for depth in range(shape.depth):
+    for _ in range(shape.depth):
         level = []
         for score, parent, parent_output, path in beam:
             best = parent.log_probabilities(parent_output).topk(shape.breadth)
@@ -128,7 +128,7 @@ def _accepted(
         beam = []
         for score, parent, parent_output, path in level[: shape.breadth]:
             grown = parent.copy()
-            out = grown.push(embeddings[path[-1]], parent_output, row + depth + 1)
+            out = grown.push(embeddings[path[-1]], parent_output)
             beam.append((score, grown, out, path))
     nodes.sort(key=lambda node: -node[0])
     kept = {path for _, path in nodes[: shape.nodes]}
