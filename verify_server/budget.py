@@ -3,7 +3,8 @@
 Two rules. Load: the rows of one step stay near a row budget, so a session among many is granted
 fewer nodes, down to none (`verify_server.sizing` lowers the limit to what pays). Pace: a session
 whose drafts are not accepted decodes plainly and probes now and then with a tree of two nodes, less
-and less often, until a probe is accepted.
+and less often, until a probe is accepted; one whose draft has nothing to propose is asked in every
+second, then every fourth step, until it has.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ LONGEST_PAUSE = 32
 # Waiting in vain costs as much as several steps.
 FIRST_SILENCE = 16
 LONGEST_SILENCE = 256
+
+# Asking takes time where there is nothing to propose; what can be copied is longer than so many
+# steps. Sessions are asked in the same steps: the others are held up by one as much as by all.
+LONGEST_PERIOD = 4
+# An answer that takes less of a step than this may as well be asked for in every step.
+FREE_ANSWER = 0.05
 
 # What is thought of a draft's nodes before any was seen, and how many nodes that counts for.
 FIRST_RATE = 0.75
@@ -52,17 +59,22 @@ def grant(limit: Budget, *, row_budget: int, sessions: int, remaining: int, room
 @dataclass(slots=True)
 class Pace:
     """Whether drafting pays for one session: a moving mean of accepted nodes a round, and how many
-    of the nodes that were tried, one after the other down the accepted path, were accepted."""
+    of the nodes that were tried, one after the other down the accepted path, were accepted.
+
+    period: the draft is asked in every step whose number this divides.
+    """
 
     mean: float = 1.0
     pause: int = FIRST_PAUSE
     paused_steps: int = 0
+    period: int = 1
     accepted: float = FIRST_RATE * FIRST_TRIES
     tries: float = FIRST_TRIES
 
-    def limit(self, limit: Budget) -> Budget:
-        """The most that the next round is granted, where the server grants `limit` at most."""
-        if self.paused_steps:
+    def limit(self, limit: Budget, step: int) -> Budget:
+        """The most that the next round is granted, where the server grants `limit` at most. step:
+        the number of the step that ended."""
+        if self.paused_steps or step % self.period:
             return NONE
         if self.mean >= WORTHWHILE_MEAN:
             return limit
@@ -75,9 +87,16 @@ class Pace:
 
     def record_round(self, accepted: int, depth: int) -> None:
         """Counts a round whose tree, of that depth, was verified."""
+        self.period = 1
         self.accepted = ROUND_KEPT * self.accepted + accepted
         self.tries = ROUND_KEPT * self.tries + min(accepted + 1, depth)
         self._record(accepted, FIRST_PAUSE, LONGEST_PAUSE)
+
+    def record_nothing(self, answer: float) -> None:
+        """Counts a round for which there was nothing to propose. answer: how long it took to say
+        so, in steps."""
+        if answer > FREE_ANSWER:
+            self.period = min(2 * self.period, LONGEST_PERIOD)
 
     def record_silence(self) -> None:
         """Counts a round that was waited for in vain."""

@@ -36,14 +36,17 @@ from verify_server.events import (
     StreamOutput,
     TreeArrived,
 )
+from verify_server.gathering import hold_until_ns
 from verify_server.metrics import Metrics
 from verify_server.residency import Residency
 from verify_server.sessions import Dropped, Phase, Session
-from verify_server.step import decode_share, pack
+from verify_server.step import Step, decode_share, pack
 from verify_server.stops import FinishReason
 from verify_server.verdicts import Judge
 
 RETRY_AFTER_MS = 500
+# The weight of the newest of a session's times to answer.
+ANSWER_WEIGHT = 0.25
 
 
 class Scheduler:
@@ -82,6 +85,7 @@ class Scheduler:
         )
         self._costs = StepCosts(engine.info)
         self._judge = Judge(engine, config, self._residency, self._costs, self.metrics)
+        self._free_ns = 0  # when the last step ended
         self._output: StepOutput = {}
         self._refusal: ForerunError | None = None
 
@@ -113,24 +117,28 @@ class Scheduler:
                     self._fail(session, event.error)
 
     def step(self) -> StepOutput:
-        """Computes everything that is ready, and waits for nobody; what came of it, by stream."""
+        """Computes all that is ready, unless that is held for trees about to come; what came of it,
+        by stream."""
         began_ns = self._clock_ns()
         self._expire(began_ns)
         self._residency.admit()
-        step = pack(
-            self._residency,
-            self._costs,
-            self._config,
-            now_ns=began_ns,
-            max_rows=self._engine.info.max_rows,
-            on_drop=self._drop,
-        )
+        step = Step()
+        if not self._hold_until_ns(began_ns):
+            step = pack(
+                self._residency,
+                self._costs,
+                self._config,
+                now_ns=began_ns,
+                max_rows=self._engine.info.max_rows,
+                on_drop=self._drop,
+            )
         if step.rows:
             outs = self._engine.forward(step.rows)
             ended = self._judge.settle(step, outs, began_ns, self._clock_ns, self._stream)
             for session, reason in ended:
                 self._finish(session, reason)
             self._residency.admit()
+            self._free_ns = self._clock_ns()
         phases = Counter(session.phase for session in self._sessions.values())
         self.metrics.set_load(phases)
         self.metrics.set_pages(
@@ -146,10 +154,22 @@ class Scheduler:
         """When there is something to do (0: at once), or None if nothing until the next event."""
         if self._output:
             return 0
+        hold_ns = self._hold_until_ns(self._clock_ns())
         due = [s.deadline_ns for s in self._sessions.values() if s.deadline_ns is not None]
         for session in self._residency.residents:
-            due.append(session.ready_ns if session.phase is Phase.DECODING else 0)
+            ready_ns = session.ready_ns if session.phase is Phase.DECODING else 0
+            due.append(max(ready_ns, hold_ns))
         return min(due, default=None)
+
+    def _hold_until_ns(self, now_ns: int) -> int:
+        """Until when the next step waits for trees that are about to come; 0: it does not."""
+        decoding = self._residency.decoding
+        if not self._config.adaptive:
+            return 0
+        prompts = len(decoding) < len(self._residency.residents)
+        return hold_until_ns(
+            decoding, self._costs, prompts=prompts, now_ns=now_ns, free_ns=self._free_ns
+        )
 
     def _open_session(self, event: OpenSession) -> None:
         key = event.stream, event.session
@@ -214,6 +234,8 @@ class Scheduler:
             return
         session.tree = event.tree.first(session.granted.nodes)
         session.tree_received_ns = event.received_ns
+        weight = ANSWER_WEIGHT if session.answer_ns else 1.0
+        session.answer_ns += weight * (session.waited_ns - session.answer_ns)
 
     def _expire(self, now_ns: int) -> None:
         for session in list(self._sessions.values()):

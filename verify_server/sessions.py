@@ -45,8 +45,9 @@ class Session:
 
     committed: prompt and output tokens that are final. round: the round that is on: 0 until the
     first token, then 1 and one more after each verdict. tree: the valid tree of that round, once it
-    came. due_ns: when the round is decoded plainly if no tree comes. sequence: None while it holds
-    no pages. arrival: order of opening; the youngest has the highest.
+    came. due_ns: when the round is decoded plainly if no tree comes. answer_ns: how long after the
+    beginning of a round its tree comes, a moving mean; 0 before the first. sequence: None while it
+    holds no pages. arrival: order of opening; the youngest has the highest.
     """
 
     stream: int
@@ -68,6 +69,7 @@ class Session:
     tree_received_ns: int = 0
     granted: Budget = NONE
     due_ns: int = 0
+    answer_ns: float = 0.0
     last_outcome: Outcome | None = None
     prompt_hidden_sent: int = 0
     stats: SessionStats = field(default_factory=SessionStats)
@@ -101,9 +103,14 @@ class Session:
         return self.tree_received_ns if self.tree else self.due_ns
 
     @property
+    def round_began_ns(self) -> int:
+        """When a round began whose tree is awaited, or came."""
+        return self.due_ns - self.patience_ns
+
+    @property
     def waited_ns(self) -> int:
         """From the beginning of the round to its tree."""
-        return self.tree_received_ns - (self.due_ns - self.patience_ns)
+        return self.tree_received_ns - self.round_began_ns
 
     @property
     def room(self) -> int:

@@ -42,9 +42,10 @@ class _Ruling:
 
 @dataclass(slots=True)
 class _Moment:
-    """What all rulings of one step share: its beginning and end, how many sessions decode next and
-    what their roots weigh, and what is counted of all of them."""
+    """What all rulings of one step share: its number, beginning and end, how many sessions decode
+    next and what their roots weigh, and what is counted of all of them."""
 
+    number: int
     began_ns: int
     now_ns: int
     decoding: int
@@ -69,6 +70,7 @@ class Judge:
         self._residency = residency
         self._costs = costs
         self._metrics = metrics
+        self._steps = 0
 
     def settle(
         self,
@@ -106,7 +108,8 @@ class Judge:
         over = {session.key for session, _ in ended}
         decoding = [s for s in self._residency.decoding if s.key not in over]
         plain_rows = self._costs.plain_rows(len(session.committed) for session in decoding)
-        moment = _Moment(began_ns, now_ns, len(decoding), plain_rows, SessionStats())
+        self._steps += 1
+        moment = _Moment(self._steps, began_ns, now_ns, len(decoding), plain_rows, SessionStats())
         for ruling in rulings:
             output = stream(ruling.session.stream)
             if ruling.tree is None:
@@ -175,6 +178,8 @@ class Judge:
             session.pace.record_round(accepted, tree.max_depth)
         elif session.tree is None or session.waited_ns > max(timing.verify_ns, self._patience_ns):
             session.pace.record_silence()
+        elif plain and self._config.adaptive:
+            session.pace.record_nothing(session.waited_ns / max(timing.verify_ns, 1))
         granted = self._begin_round(ruling, moment)
         output.verdicts.append(
             Verdict(
@@ -215,7 +220,7 @@ class Judge:
             )
             most = Budget(nodes, most.depth)
         return budget.grant(
-            session.pace.limit(most),
+            session.pace.limit(most, moment.number),
             row_budget=self._config.row_budget,
             sessions=moment.decoding,
             remaining=session.rule.remaining(session.emitted, len(session.committed)),

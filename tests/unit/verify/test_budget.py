@@ -8,7 +8,9 @@ from forerun.tree import Budget
 from verify_server.budget import (
     FIRST_PAUSE,
     FIRST_SILENCE,
+    FREE_ANSWER,
     LONGEST_PAUSE,
+    LONGEST_PERIOD,
     LONGEST_SILENCE,
     NONE,
     PROBE,
@@ -47,7 +49,7 @@ def test_no_nodes_means_no_depth() -> None:
 
 def rounds_until_a_pause(pace: Pace) -> int:
     rounds = 0
-    while pace.limit(LIMIT) == LIMIT:
+    while pace.limit(LIMIT, 0) == LIMIT:
         pace.record_round(0, 4)
         rounds += 1
     return rounds
@@ -56,7 +58,7 @@ def rounds_until_a_pause(pace: Pace) -> int:
 def pause(pace: Pace) -> int:
     """Plain steps until the next probe."""
     steps = 0
-    while pace.limit(LIMIT) == NONE:
+    while pace.limit(LIMIT, 0) == NONE:
         pace.record_plain_step()
         steps += 1
     return steps
@@ -68,7 +70,7 @@ def test_rejected_drafts_pause_within_eight_rounds_and_probe_ever_less() -> None
     pauses: list[int] = []
     for _ in range(7):
         pauses.append(pause(pace))
-        assert pace.limit(LIMIT) == PROBE
+        assert pace.limit(LIMIT, 0) == PROBE
         pace.record_round(0, 2)
     assert pauses[0] == FIRST_PAUSE
     assert pauses == sorted(pauses)
@@ -77,7 +79,7 @@ def test_rejected_drafts_pause_within_eight_rounds_and_probe_ever_less() -> None
 
 def test_waiting_in_vain_pauses_for_longer() -> None:
     pace = Pace()
-    while pace.limit(LIMIT) == LIMIT:
+    while pace.limit(LIMIT, 0) == LIMIT:
         pace.record_silence()
     pauses: list[int] = []
     for _ in range(7):
@@ -98,7 +100,7 @@ def test_one_accepted_probe_brings_drafting_back(accepted: int) -> None:
         pace.record_round(0, 2)
     pause(pace)
     pace.record_round(accepted, 2)
-    assert pace.limit(LIMIT) == LIMIT
+    assert pace.limit(LIMIT, 0) == LIMIT
 
 
 def test_probes_that_are_right_by_chance_buy_few_rounds() -> None:
@@ -114,5 +116,27 @@ def test_probes_that_are_right_by_chance_buy_few_rounds() -> None:
 
 def test_a_probe_is_no_larger_than_the_limit() -> None:
     pace = Pace(mean=0.0)
-    assert pace.limit(Budget(1, 1)) == Budget(1, 1)
-    assert pace.limit(NONE) == NONE
+    assert pace.limit(Budget(1, 1), 0) == Budget(1, 1)
+    assert pace.limit(NONE, 0) == NONE
+
+
+def test_who_has_nothing_to_propose_is_asked_less_often_but_with_all_others() -> None:
+    one, other = Pace(), Pace()
+
+    def asked(pace: Pace) -> list[int]:
+        return [step for step in range(8) if pace.limit(LIMIT, step) != NONE]
+
+    one.record_nothing(answer=0.2)
+    assert asked(one) == [0, 2, 4, 6]
+    for _ in range(9):
+        other.record_nothing(answer=0.2)
+    assert asked(other) == list(range(0, 8, LONGEST_PERIOD))
+    other.record_round(0, 2)
+    assert asked(other) == list(range(8)), "it has something to propose again"
+
+
+def test_an_answer_that_takes_no_time_is_always_asked_for() -> None:
+    pace = Pace()
+    for _ in range(9):
+        pace.record_nothing(FREE_ANSWER / 2)
+    assert all(pace.limit(LIMIT, step) == LIMIT for step in range(8))
