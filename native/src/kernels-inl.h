@@ -6,7 +6,7 @@
 //
 // Simd gives: F, I vector types of kWidth 32-bit lanes; kVecs = 16 / kWidth;
 // kMaxRows rows of a tile at most; blocks_for(rows) blocks of a tile, so that
-// all accumulators stay in registers.
+// all accumulators stay in registers; accumulate(sum, a, b) = fmadd(a, b, sum).
 
 #include <algorithm>
 #include <cmath>
@@ -67,14 +67,14 @@ inline void multiply(F (&acc)[MR][N], Input input, Weight weight) {
     for (int m = 0; m < MR; ++m) x[m] = input(m);
     for (int n = 0; n < N; ++n) {
       const F w = weight(n);
-      for (int m = 0; m < MR; ++m) acc[m][n] = Simd::fmadd(x[m], w, acc[m][n]);
+      for (int m = 0; m < MR; ++m) acc[m][n] = Simd::accumulate(acc[m][n], x[m], w);
     }
   } else {
     F w[N];
     for (int n = 0; n < N; ++n) w[n] = weight(n);
     for (int m = 0; m < MR; ++m) {
       const F x = input(m);
-      for (int n = 0; n < N; ++n) acc[m][n] = Simd::fmadd(x, w[n], acc[m][n]);
+      for (int n = 0; n < N; ++n) acc[m][n] = Simd::accumulate(acc[m][n], x, w[n]);
     }
   }
 }
