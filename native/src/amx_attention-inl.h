@@ -72,7 +72,7 @@ void tile_panel(const Panel& p) {
       for (int n = 0; n < p.num_blocks; n += 2) {
         const bool two = n + 1 < p.num_blocks;
         product(a, rows, k, blocks[n] + at, two ? blocks[n + 1] + at : nullptr, two,
-                p.c + first * p.ldc + n * kLanes, p.ldc, p.accumulate || from > 0);
+                p.c + first * p.ldc + n * kLanes, p.ldc, from > 0);
       }
     }
   }

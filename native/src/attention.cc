@@ -101,7 +101,7 @@ void Attention::score(const AttentionSequence& seq, int layer, int head, int fro
                       int last, const float* q, int rows, float* out, std::size_t ld_out,
                       Scratch& scratch) const {
   const int d = cache_.geometry().head_dim;
-  Panel panel{q, static_cast<std::size_t>(d), rows, scratch.units.data(), 0, d, out, ld_out, false};
+  Panel panel{q, static_cast<std::size_t>(d), rows, scratch.units.data(), 0, d, out, ld_out};
   if (cache_.aligned()) {
     for (int u = from_unit; u < to_unit; ++u) {
       scratch.units[panel.num_blocks++] =

@@ -54,8 +54,7 @@ struct Tile {
   int k;
   float* c;
   std::size_t ldc;
-  bool accumulate;
-  std::size_t ahead;
+  std::ptrdiff_t ahead;
 };
 
 // acc[m][n] += input(m) * weight(n). Whichever are fewer stay in registers while
@@ -139,7 +138,7 @@ void tile(Tile<typename Block::T> t) {
   F acc[MR][NB * kVecs];
   for (int m = 0; m < MR; ++m) {
     for (int n = 0; n < NB * kVecs; ++n) {
-      acc[m][n] = t.accumulate ? Simd::load(t.c + m * t.ldc + n * kWidth) : Simd::zero();
+      acc[m][n] = Simd::zero();
     }
   }
   Block::run(acc, t);
@@ -170,14 +169,20 @@ void for_row_tiles(int rows, int max_rows, Function f) {
   for (int first = 0; first < rows; first += max_rows) f(first, std::min(max_rows, rows - first));
 }
 
+// While the first tile of rows passes over a group of blocks, the next group is
+// fetched: blocks lie apart, which the processor does not foresee.
 template <class Block>
 void panel(const Panel& p) {
   using T = typename Block::T;
   const auto* blocks = reinterpret_cast<const T* const*>(p.blocks);
   for_row_tiles(p.rows, Simd::kMaxRows, [&](int first, int count) {
-    tile_rows<Block>(count, p.num_blocks,
-                     Tile<T>{p.a + first * p.lda, p.lda, blocks, p.k, p.c + first * p.ldc, p.ldc,
-                             p.accumulate, 0});
+    for (int n = 0; n < p.num_blocks; n += kGroup) {
+      const bool fetch = first == 0 && n + kGroup < p.num_blocks;
+      const std::ptrdiff_t ahead = fetch ? blocks[n + kGroup] - blocks[n] : 0;
+      tile_rows<Block>(count, std::min(kGroup, p.num_blocks - n),
+                       Tile<T>{p.a + first * p.lda, p.lda, blocks + n, p.k,
+                               p.c + first * p.ldc + n * kLanes, p.ldc, ahead});
+    }
   });
 }
 
@@ -190,14 +195,33 @@ inline float sum_lanes(F x) {
   return total;
 }
 
-inline void softmax(Softmax& s) {
+// Scales, and caps, the scores that are not hidden; returns the largest.
+inline float scale_scores(const Softmax& s) {
   float max = -std::numeric_limits<float>::infinity();
-  for (int i = s.hidden; i < s.n; ++i) {
+  int i = s.hidden;
+  if (s.cap == 0 && i + kWidth <= s.n) {
+    const F scale = Simd::set1(s.scale);
+    F largest = Simd::set1(max);
+    for (; i + kWidth <= s.n; i += kWidth) {
+      const F x = Simd::mul(Simd::load(s.s + i), scale);
+      Simd::store(s.s + i, x);
+      largest = Simd::max(x, largest);
+    }
+    alignas(64) float lanes[kWidth];
+    Simd::store(lanes, largest);
+    max = *std::max_element(lanes, lanes + kWidth);
+  }
+  for (; i < s.n; ++i) {
     float x = s.s[i] * s.scale;
     if (s.cap > 0) x = s.cap * std::tanh(x / s.cap);
     s.s[i] = x;
     max = x > max ? x : max;
   }
+  return max;
+}
+
+inline void softmax(Softmax& s) {
+  const float max = scale_scores(s);
   for (int i = 0; i < s.hidden && i < s.n; ++i) s.s[i] = -std::numeric_limits<float>::infinity();
   s.max = max;
   s.sum = 0;
@@ -355,10 +379,10 @@ void gemm(const Gemm& g) {
   gemm_loop<Act>(g, Simd::kMaxRows, [&](int first, int count, int block, int blocks, float* y) {
     const std::uint16_t* b[kGroup];
     for (int n = 0; n < blocks; ++n) b[n] = g.w + (block + n) * block_size;
-    const std::size_t ahead = first % kRowsInCache == 0 ? kGroup * block_size : 0;
+    const std::ptrdiff_t ahead = first % kRowsInCache == 0 ? kGroup * block_size : 0;
     tile_rows<Bf16Block>(
         count, blocks,
-        Tile<std::uint16_t>{a + first * g.lda, g.lda, b, g.k, y, kGroup * kLanes, false, ahead});
+        Tile<std::uint16_t>{a + first * g.lda, g.lda, b, g.k, y, kGroup * kLanes, ahead});
   });
 }
 

@@ -65,7 +65,7 @@ void panel(const Panel& p) {
   for (int row = 0; row < p.rows; ++row) {
     for (int n = 0; n < p.num_blocks; ++n) {
       float* c = p.c + row * p.ldc + n * kLanes;
-      if (!p.accumulate) std::fill(c, c + kLanes, 0.0f);
+      std::fill(c, c + kLanes, 0.0f);
       accumulate(p.a + row * p.lda, static_cast<const typename Block::T*>(p.blocks[n]), p.k, c);
     }
   }

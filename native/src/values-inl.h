@@ -34,28 +34,60 @@ void add_keys(const ValueRows& v, int from, int to) {
   }
 }
 
-// Whole units go through the tiles of a panel, which adds in the same order.
+// MR rows and NB blocks of 16 elements of the output from n on, times `units` whole
+// units from `key` on. The sums stay in registers from the first to the last.
+template <class Block, int MR, int NB>
+void add_units(const ValueRows& v, int key, int units, int row, int n) {
+  using T = typename Block::T;
+  const auto* const* unit = reinterpret_cast<const T* const*>(v.units) + key;
+  const int offset = n * kLanes * kLanes;
+  F acc[MR][NB * kVecs];
+  float* o = v.o + row * v.ldo + n * kLanes;
+  for (int m = 0; m < MR; ++m) {
+    for (int i = 0; i < NB * kVecs; ++i) acc[m][i] = Simd::load(o + m * v.ldo + i * kWidth);
+  }
+  const T* blocks[NB];
+  Tile<T> t{v.p + row * v.ldp + key, v.ldp, blocks, kLanes, nullptr, 0, 0};
+  for (int u = 0; u < units; ++u, unit += kLanes, t.a += kLanes) {
+    for (int b = 0; b < NB; ++b) blocks[b] = *unit + offset + b * kLanes * kLanes;
+    t.ahead = row == 0 && u + kGroup < units ? unit[kGroup * kLanes] - *unit : 0;
+    Block::run(acc, t);
+  }
+  for (int m = 0; m < MR; ++m) {
+    for (int i = 0; i < NB * kVecs; ++i) Simd::store(o + m * v.ldo + i * kWidth, acc[m][i]);
+  }
+}
+
+// The same for `rows` rows, at most MR, and all of the output.
+template <class Block, int MR = Simd::kMaxRows>
+void add_unit_rows(const ValueRows& v, int key, int units, int row, int rows) {
+  if constexpr (MR > 1) {
+    if (rows < MR) {
+      add_unit_rows<Block, MR - 1>(v, key, units, row, rows);
+      return;
+    }
+  }
+  constexpr int NB = Simd::blocks_for(MR);
+  int n = 0;
+  for (; n + NB <= v.d / kLanes; n += NB) add_units<Block, MR, NB>(v, key, units, row, n);
+  for (; n < v.d / kLanes; ++n) add_units<Block, MR, 1>(v, key, units, row, n);
+}
+
 template <class Block>
 void value_rows(const ValueRows& v) {
-  constexpr int kBlocksAtOnce = 16;
   for (int key = 0; key < v.keys;) {
-    if (!whole_unit(v, key)) {
-      const int from = key++;
-      while (key < v.keys && !whole_unit(v, key)) ++key;
-      add_keys<Block>(v, from, key);
-      continue;
+    int end = key;
+    while (whole_unit(v, end)) end += kLanes;
+    if (end > key) {
+      for_row_tiles(v.rows, Simd::kMaxRows, [&](int row, int rows) {
+        add_unit_rows<Block>(v, key, (end - key) / kLanes, row, rows);
+      });
+    } else {
+      do ++end;
+      while (end < v.keys && !whole_unit(v, end));
+      add_keys<Block>(v, key, end);
     }
-    const auto* unit = static_cast<const typename Block::T*>(v.units[key]);
-    const void* blocks[kBlocksAtOnce];
-    for (int first = 0; first < v.d / kLanes; first += kBlocksAtOnce) {
-      const int count = std::min(kBlocksAtOnce, v.d / kLanes - first);
-      for (int n = 0; n < count; ++n) {
-        blocks[n] = unit + static_cast<std::size_t>(first + n) * kLanes * kLanes;
-      }
-      panel<Block>(
-          {v.p + key, v.ldp, v.rows, blocks, count, kLanes, v.o + first * kLanes, v.ldo, true});
-    }
-    key += kLanes;
+    key = end;
   }
 }
 

@@ -49,7 +49,7 @@ inline void share_blocks(Gemm& g, int n, int thread, int threads) {
   g.block_end = std::min(blocks, static_cast<int>(pairs * (thread + 1) / threads) * 2);
 }
 
-// c[rows, 16 * num_blocks] (+)= a[rows, k] * blocks, in the precision of the KV cache.
+// c[rows, 16 * num_blocks] = a[rows, k] * blocks, in the precision of the KV cache.
 // On tiles `a` is rounded to bfloat16.
 struct Panel {
   const float* a;
@@ -60,7 +60,6 @@ struct Panel {
   int k;
   float* c;
   std::size_t ldc;
-  bool accumulate;  // start from c instead of zero
 };
 
 // o[rows, d] += p[rows, keys] * v for consecutive keys of which the first stands at
