@@ -51,10 +51,33 @@ async def describe_target(
     return info
 
 
-def is_same_model(
-    one: verify_pb2.GetTargetInfoResponse, other: verify_pb2.GetTargetInfoResponse
-) -> bool:
-    """Whether a generation that began on one may go on on the other, as far as descriptions tell:
-    the ids depend on the weights and the precision."""
-    names = ("model_name", "architecture", "hidden_size", "num_layers", "vocab_size", "dtype")
-    return all(getattr(one, name) == getattr(other, name) for name in names)
+def difference(
+    began: verify_pb2.GetTargetInfoResponse, now: verify_pb2.GetTargetInfoResponse
+) -> str:
+    """Why a generation that began on one target cannot go on on the other; "" where it can.
+
+    Its ids depend on the weights, the precision and, in bfloat16, the level of the kernels; its end
+    depends on the end-of-sequence ids, and on the limits that its client was told.
+    """
+    told_began, told_now = _what_matters(began), _what_matters(now)
+    return ", ".join(
+        f"{name} is {told_now[name]}, it was {told_began[name]}"
+        for name in told_began
+        if told_now[name] != told_began[name]
+    )
+
+
+def _what_matters(target: verify_pb2.GetTargetInfoResponse) -> dict[str, object]:
+    return {
+        "model_name": target.model_name,
+        "architecture": target.architecture,
+        "model_fingerprint": target.model_fingerprint,
+        "vocab_size": target.vocab_size,
+        "hidden_size": target.hidden_size,
+        "num_layers": target.num_layers,
+        "eos_token_ids": list(target.eos_token_ids),
+        "dtype": target.dtype,
+        "isa": target.isa,
+        "max_prompt_tokens": target.limits.max_prompt_tokens,
+        "max_context_tokens": target.limits.max_context_tokens,
+    }

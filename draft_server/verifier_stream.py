@@ -17,7 +17,7 @@ import grpc
 
 from draft_server.metrics import DraftMetrics
 from draft_server.outgoing import Outgoing
-from draft_server.target import Metadata, Vocabulary, describe_target, is_same_model
+from draft_server.target import Metadata, Vocabulary, describe_target, difference
 from forerun.errors import (
     DeadlineExceeded,
     ForerunError,
@@ -232,9 +232,12 @@ class VerifierStream:
         target = await describe_target(
             self._stub, self._tokenizer, CONNECT_TIMEOUT_S, self._metadata
         )
-        if self.target is not None and not is_same_model(self.target, target):
+        other = difference(self.target, target) if self.target is not None else ""
+        if other:
+            lost = f"the verify server came back with another target: {other}; generate anew"
+            logger.warning("%s", lost)
             for session in list(self._waiting):
-                session.fail(SessionLost("the verify server came back with another model"))
+                session.fail(SessionLost(lost))
         self.target = target
 
     async def _run(self) -> None:

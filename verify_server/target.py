@@ -47,6 +47,7 @@ class Target:
             page_size=info.page_size,
             pages_total=info.pages_total,
             limits=limits(config, max_context),
+            model_fingerprint=info.model_fingerprint,
             version=__version__,
         )
 

@@ -51,7 +51,7 @@ class Engine:
             model_config.max_positions,
             pages * config.page_size,
         )
-        model = load_model(checkpoint, config.vocab_size, progress)
+        model, fingerprint = load_model(checkpoint, config.vocab_size, progress)
         cos, sin = angles(model_config.rope, model_config.head_dim, max_context)
         native = _native.Engine(
             model=model,
@@ -77,6 +77,7 @@ class Engine:
             vocab_size=min(config.vocab_size or model_config.vocab_size, model_config.vocab_size),
             hidden_size=model_config.hidden_size,
             num_layers=model_config.num_layers,
+            model_fingerprint=fingerprint,
         )
         return cls(native, info, _cache_pages(config, model_config, pages))
 

@@ -24,7 +24,8 @@ class EngineInfo:
     isa: level of the kernels ("amx", "avx512_bf16", "avx512", "avx2", "scalar"); dtype: "bfloat16"
     or "float32", of activations and KV; page_size: tokens in a page; pages_total: pages in the
     pool; max_rows: rows of all sequences in one forward; max_context: tokens of one sequence;
-    vocab_size: predictions are 0 to vocab_size - 1.
+    vocab_size: predictions are 0 to vocab_size - 1; model_fingerprint: what tells
+    its weights and configuration from others.
     """
 
     isa: str
@@ -38,6 +39,7 @@ class EngineInfo:
     vocab_size: int
     hidden_size: int
     num_layers: int
+    model_fingerprint: str
 
 
 @dataclass(slots=True, eq=False)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun import _native
+from forerun.engine.fingerprint import Fingerprint
 from forerun.models import Checkpoint, RopeConfig
 
 Progress = Callable[[int, int], None]
@@ -49,8 +50,9 @@ def native_name(tensor: str) -> tuple[str, int]:
 
 def load_model(
     checkpoint: Checkpoint, vocab_size: int | None, progress: Progress | None
-) -> _native.Model:
-    """The checkpoint's weights, packed. Holds a few megabytes beside them at any time.
+) -> tuple[_native.Model, str]:
+    """The checkpoint's weights, packed, and their fingerprint. Holds a few megabytes beside them at
+    any time.
 
     progress: called with (bytes done, bytes in all) of the checkpoint in bfloat16.
     Raises ValueError for a shape that the native layer cannot run, naming it.
@@ -70,21 +72,26 @@ def load_model(
         qk_norm=config.qk_norm,
         window=config.sliding_window or 0,
     )
+    fingerprint = Fingerprint(config)
     done = 0
     for tensor, shape in checkpoint.tensor_shapes.items():
         name, layer = native_name(tensor)
         if len(shape) == 1:
-            model.load_vector(name, layer, checkpoint.read(tensor))
+            vector = checkpoint.read(tensor)
+            fingerprint.add(tensor, 0, vector)
+            model.load_vector(name, layer, vector)
             done += 2 * shape[0]
         else:
             rows, columns = shape
             for start, stop in row_blocks(rows, columns):
-                model.load_rows(name, layer, start, checkpoint.read_rows(tensor, start, stop))
+                block = checkpoint.read_rows(tensor, start, stop)
+                fingerprint.add(tensor, start, block)
+                model.load_rows(name, layer, start, block)
                 done += 2 * (stop - start) * columns
                 if progress is not None:
                     progress(done, checkpoint.weight_bytes)
     model.check_complete()
-    return model
+    return model, str(fingerprint)
 
 
 def row_blocks(rows: int, columns: int) -> Iterator[tuple[int, int]]:

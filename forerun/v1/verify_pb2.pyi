@@ -93,6 +93,7 @@ class GetTargetInfoResponse(_message.Message):
     PAGES_TOTAL_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name of the model, for people."""
     architecture: _builtins.str
@@ -121,6 +122,12 @@ class GetTargetInfoResponse(_message.Message):
     """Pages in the pool."""
     version: _builtins.str
     """Version of the server."""
+    model_fingerprint: _builtins.str
+    """The weights as they were loaded and the configuration of the model,
+    hashed: 32 lower-case hexadecimal digits. To be compared for equality
+    alone, since how it is made may change with the version, and the same
+    weights in another file format may have another one.
+    """
     @_builtins.property
     def vocabulary(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """The string of each id in order, raw bytes, where it was asked for."""
@@ -150,10 +157,11 @@ class GetTargetInfoResponse(_message.Message):
         pages_total: _builtins.int = ...,
         limits: Global___Limits | None = ...,
         version: _builtins.str = ...,
+        model_fingerprint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "hidden_size", b"hidden_size", "isa", b"isa", "limits", b"limits", "model_name", b"model_name", "num_layers", b"num_layers", "page_size", b"page_size", "pages_total", b"pages_total", "version", b"version", "vocab_size", b"vocab_size", "vocabulary", b"vocabulary", "vocabulary_fingerprint", b"vocabulary_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "hidden_size", b"hidden_size", "isa", b"isa", "limits", b"limits", "model_fingerprint", b"model_fingerprint", "model_name", b"model_name", "num_layers", b"num_layers", "page_size", b"page_size", "pages_total", b"pages_total", "version", b"version", "vocab_size", b"vocab_size", "vocabulary", b"vocabulary", "vocabulary_fingerprint", b"vocabulary_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

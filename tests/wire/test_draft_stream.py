@@ -149,15 +149,28 @@ async def test_a_deadline_while_the_verify_server_is_away_says_so() -> None:
         assert pair.sample("sessions") == 0
 
 
-async def test_a_verify_server_that_comes_back_with_another_model_is_not_gone_on_with() -> None:
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("model_name", "another", "model_name is another, it was scripted"),
+        ("model_fingerprint", "f" * 32, f"model_fingerprint is {'f' * 32}, it was {'0' * 32}"),
+        ("isa", "avx2", "isa is avx2, it was scalar"),
+        ("eos_token_ids", [7], r"eos_token_ids is \[7\], it was \[\]"),
+        ("max_context", 1000, "max_prompt_tokens is 999, .*, max_context_tokens is 1000, .* 2000;"),
+    ],
+)
+async def test_a_generation_does_not_go_on_on_another_target(
+    field: str, value: object, told: str
+) -> None:
+    """Not even where it has the same name: half of the ids would be another model's."""
     async with drafting_pair() as pair:
         gate = Gate(pair, len(PROMPT_IDS) + 30)
         task = asyncio.create_task(pair.client.complete(PROMPT, max_tokens=120))
         await gate.reached.wait()
         gate.open.set()
-        pair.verifier.model_name = "another"
+        setattr(pair.verifier, field, value)
         await pair.restart_verifier()
-        with pytest.raises(SessionLost, match="another model"):
+        with pytest.raises(SessionLost, match=f"another target: {told}"):
             await task
         assert list((await pair.client.complete(PROMPT, max_tokens=3)).token_ids) == base(3)
 

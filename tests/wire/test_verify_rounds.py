@@ -31,6 +31,7 @@ async def test_target_info() -> None:
     ) as draft:  # fmt: skip
         info = await draft.stub.GetTargetInfo(pb.GetTargetInfoRequest())
         assert (info.model_name, info.vocab_size, info.isa) == ("scripted", VOCAB, "scalar")
+        assert info.model_fingerprint == "scripted"
         assert list(info.eos_token_ids) == [EOS]
         assert not info.vocabulary
         assert info.limits.max_context_tokens == 40, "one session cannot have more than the pool"
