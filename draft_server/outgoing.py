@@ -1,6 +1,6 @@
 """What waits to be written on the stream to the verify server.
 
-Owns the batching: everything that is ready goes into one message, as far as its size allows.
+Owns the batching: everything that is ready goes into one message, as far as the limits allow.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ BYTES_PER_ID = 5
 
 
 class Outgoing:
-    """A queue of what sessions have to say. All methods are for one event loop."""
+    """A queue of what sessions have to say. All methods are for one event loop.
 
-    def __init__(self) -> None:
+    max_entries: opens in one message, and so for trees and for cancels; Limits.max_entries.
+    """
+
+    def __init__(self, max_entries: int) -> None:
+        self._max_entries = max_entries
         self._opens: dict[int, verify_pb2.Open] = {}
         self._trees: list[verify_pb2.SessionTree] = []
         self._cancels: list[int] = []
@@ -46,23 +50,26 @@ class Outgoing:
         self._ready.set()
 
     async def take(self, max_bytes: int) -> verify_pb2.VerifyRequest | None:
-        """Everything that waits, once anything does; None at the end. Prompts beyond `max_bytes`
-        wait for the next message, but one goes in any case."""
+        """Everything that waits, once anything does; None at the end. Entries beyond the limit and
+        prompts beyond `max_bytes` wait for the next message, but one goes in any case."""
         while True:
             await self._ready.wait()
             if self._closed or self._opens or self._trees or self._cancels:
                 break
             self._ready.clear()  # what was there has been cancelled
-        request = verify_pb2.VerifyRequest(trees=self._trees)
-        request.cancels.extend(verify_pb2.Cancel(session=number) for number in self._cancels)
-        self._trees, self._cancels = [], []
+        limit = self._max_entries
+        request = verify_pb2.VerifyRequest(
+            trees=self._trees[:limit],
+            cancels=[verify_pb2.Cancel(session=number) for number in self._cancels[:limit]],
+        )
+        del self._trees[:limit], self._cancels[:limit]
         size = 0
         for number, message in list(self._opens.items()):
             size += BYTES_PER_ID * len(message.prompt_token_ids)
-            if request.opens and size > max_bytes:
+            if request.opens and (size > max_bytes or len(request.opens) == limit):
                 break
             request.opens.append(self._opens.pop(number))
-        if not self._opens and not self._closed:
+        if not (self._opens or self._trees or self._cancels or self._closed):
             self._ready.clear()
         empty = not (request.opens or request.trees or request.cancels)
         return None if empty and self._closed else request

@@ -40,6 +40,8 @@ MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 1.0
 ANSWER_S = 0.2
 # Of prompts in one message, well below every limit on messages.
 MAX_PROMPT_BYTES = 1 << 20
+# Of opens, trees and cancels each in one message, where the verify server does not tell its limit.
+MIN_ENTRIES = 64
 
 _Call: TypeAlias = "grpc.aio.StreamStreamCall[verify_pb2.VerifyRequest, verify_pb2.VerifyResponse]"
 
@@ -104,7 +106,7 @@ class VerifierStream:
         self._waiting: dict[StreamSession, asyncio.TimerHandle] = {}
         self._call: _Call | None = None
         self._draining = False
-        self._outgoing = Outgoing()
+        self._outgoing = Outgoing(MIN_ENTRIES)
         self._known = asyncio.Event()
         self._failure = "it was not reached yet"
         self._task: asyncio.Task[None] | None = None
@@ -242,8 +244,9 @@ class VerifierStream:
 
     async def _run(self) -> None:
         """One stream, until it ends."""
+        assert self.target is not None
         call: _Call = self._stub.Verify(metadata=self._metadata)
-        self._outgoing = Outgoing()
+        self._outgoing = Outgoing(self.target.limits.max_entries or MIN_ENTRIES)
         writer = asyncio.create_task(_write(call, self._outgoing), name="verifier stream writer")
         try:
             await call.wait_for_connection()

@@ -25,6 +25,10 @@ from verify_server.events import (
 )
 from verify_server.stops import FinishReason
 
+# Opens in one message, and trees and cancels, for each session that a stream may have. Trees of
+# sessions that are over meanwhile may wait beside those of the ones that took their place.
+ENTRIES = 2
+
 REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
@@ -70,11 +74,31 @@ def limits(config: VerifyConfig, max_context: int) -> pb.Limits:
         max_message_bytes=config.max_message_bytes,
         max_sessions=config.max_sessions,
         max_taps=config.max_taps,
+        max_entries=ENTRIES * config.max_sessions,
     )
 
 
+def num_entries(request: pb.VerifyRequest, max_entries: int) -> int:
+    """How many opens, trees and cancels a message holds together.
+
+    Raises InvalidArgument, naming the field, where it holds more than `max_entries` of one.
+    """
+    counts = {
+        "opens": len(request.opens),
+        "trees": len(request.trees),
+        "cancels": len(request.cancels),
+    }
+    for field, count in counts.items():
+        if count > max_entries:
+            raise errors.InvalidArgument.for_field(
+                field, f"has {count} entries; at most {max_entries} may be in one message"
+            )
+    return sum(counts.values())
+
+
 def decode(request: pb.VerifyRequest, stream: int, now_ns: int) -> list[Event]:
-    """The events of a message that came on `stream` at `now_ns`; nothing is validated yet."""
+    """The events of a message that came on `stream` at `now_ns`; nothing of an entry is validated
+    yet."""
     events: list[Event] = [_open(message, stream, now_ns) for message in request.opens]
     events += [_tree(message, stream, now_ns) for message in request.trees]
     events += [CancelSession(stream, message.session) for message in request.cancels]

@@ -12,12 +12,12 @@ from typing import Any
 import grpc
 from grpc_status import rpc_status
 
-from forerun.errors import to_status
+from forerun.errors import InvalidArgument, to_status
 from forerun.v1 import verify_pb2 as pb
 from forerun.v1.verify_pb2_grpc import VerifyServiceServicer
 from verify_server.engine_thread import EngineThread
 from verify_server.events import CloseStream, StepOutput
-from verify_server.messages import decode, encode
+from verify_server.messages import decode, encode, num_entries
 from verify_server.streams import Stream
 
 logger = logging.getLogger(__name__)
@@ -106,10 +106,14 @@ class VerifyServicer(VerifyServiceServicer):
             async for request in requests:
                 if stream.ended:
                     return  # its sessions are gone; new ones would run for nobody
-                stream.read(request.ByteSize())
+                entries = num_entries(request, self._target.limits.max_entries)
+                stream.read(entries, request.ByteSize())
                 events = decode(request, stream.number, time.monotonic_ns())
                 self.engine_thread.submit(events, stream.handled)
                 await stream.may_read()
+        except InvalidArgument as error:
+            logger.warning("stream %d: ended: %s", stream.number, error)
+            stream.end(error)
         except Exception:
             # The peer is gone, or sent what is no message; gRPC has told it, and the end is the
             # same.

@@ -12,9 +12,10 @@ from collections import deque
 from forerun.errors import ForerunError, Overloaded
 from forerun.v1 import verify_pb2 as pb
 
-# Messages, and bytes of them, that were read and not handled yet; beyond either the stream is not
-# read. One message may be larger.
-READ_AHEAD = 256
+# Entries (opens, trees, cancels), and bytes of them, that were read and not handled yet; beyond
+# either the stream is not read. One message may be larger. The engine takes all that has come
+# before its next step, in up to 0.1 ms an entry: the others lose no more than a step or two by it.
+READ_AHEAD = 1024
 READ_AHEAD_BYTES = 16 << 20
 
 
@@ -27,8 +28,9 @@ class Stream:
     def __init__(self, number: int, outbox_bytes: int) -> None:
         self.number = number
         self.error: ForerunError | None = None
-        self._ahead: deque[int] = deque()  # bytes of each message that is not handled yet
-        self._ahead_bytes = 0
+        # Entries and bytes of each message that is not handled yet, and the sums of both.
+        self._ahead: deque[tuple[int, int]] = deque()
+        self._ahead_entries = self._ahead_bytes = 0
         self._handled = asyncio.Event()
         self._limit = outbox_bytes
         self._waiting: deque[pb.VerifyResponse] = deque()
@@ -43,18 +45,22 @@ class Stream:
 
     async def may_read(self) -> None:
         """Returns once another message may be read."""
-        while len(self._ahead) >= READ_AHEAD or self._ahead_bytes >= READ_AHEAD_BYTES:
+        while self._ahead_entries >= READ_AHEAD or self._ahead_bytes >= READ_AHEAD_BYTES:
             self._handled.clear()
             await self._handled.wait()
 
-    def read(self, num_bytes: int) -> None:
-        """Counts a message that was read and is handed on."""
-        self._ahead.append(num_bytes)
+    def read(self, num_entries: int, num_bytes: int) -> None:
+        """Counts a message that was read and is handed on; an empty one is as much as an entry."""
+        num_entries = max(1, num_entries)
+        self._ahead.append((num_entries, num_bytes))
+        self._ahead_entries += num_entries
         self._ahead_bytes += num_bytes
 
     def handled(self) -> None:
         """Counts that the oldest message that was handed on is handled: they are so in order."""
-        self._ahead_bytes -= self._ahead.popleft()
+        num_entries, num_bytes = self._ahead.popleft()
+        self._ahead_entries -= num_entries
+        self._ahead_bytes -= num_bytes
         self._handled.set()
 
     def put(self, response: pb.VerifyResponse) -> bool:

@@ -182,6 +182,7 @@ class Limits(_message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_SESSIONS_FIELD_NUMBER: _builtins.int
     MAX_TAPS_FIELD_NUMBER: _builtins.int
+    MAX_ENTRIES_FIELD_NUMBER: _builtins.int
     max_nodes: _builtins.int
     """Proposed nodes in a tree, the root not counted."""
     max_depth: _builtins.int
@@ -196,6 +197,10 @@ class Limits(_message.Message):
     """Open sessions on one stream."""
     max_taps: _builtins.int
     """Hidden taps that one session may ask for."""
+    max_entries: _builtins.int
+    """Entries in one VerifyRequest: opens, trees and cancels, each counted for
+    itself. At least max_sessions.
+    """
     def __init__(
         self,
         *,
@@ -206,10 +211,11 @@ class Limits(_message.Message):
         max_message_bytes: _builtins.int = ...,
         max_sessions: _builtins.int = ...,
         max_taps: _builtins.int = ...,
+        max_entries: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_context_tokens", b"max_context_tokens", "max_depth", b"max_depth", "max_message_bytes", b"max_message_bytes", "max_nodes", b"max_nodes", "max_prompt_tokens", b"max_prompt_tokens", "max_sessions", b"max_sessions", "max_taps", b"max_taps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_context_tokens", b"max_context_tokens", "max_depth", b"max_depth", "max_entries", b"max_entries", "max_message_bytes", b"max_message_bytes", "max_nodes", b"max_nodes", "max_prompt_tokens", b"max_prompt_tokens", "max_sessions", b"max_sessions", "max_taps", b"max_taps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -217,7 +223,10 @@ Global___Limits: _TypeAlias = Limits  # noqa: Y015
 
 @_typing.final
 class VerifyRequest(_message.Message):
-    """From the draft server: everything that is ready."""
+    """From the draft server: everything that is ready, with at most
+    Limits.max_entries opens, as many trees and as many cancels. More of one end
+    the stream with INVALID_ARGUMENT.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -248,6 +248,57 @@ async def test_messages_that_are_read_ahead_are_bounded() -> None:
         assert session.tokens == decode_plainly(NEXT, [1], 3)
 
 
+@pytest.mark.parametrize("field", ["opens", "trees", "cancels"])
+async def test_a_message_of_too_many_entries_ends_its_stream_alone(field: str) -> None:
+    """400,000 empty ones are 2 MB, and would keep event loop and engine busy for half a minute."""
+    entries: dict[str, list[Any]] = {
+        "opens": [pb.Open(session=number) for number in range(9)],
+        "trees": [pb.SessionTree(session=number, round=1) for number in range(9)],
+        "cancels": [pb.Cancel(session=number) for number in range(9)],
+    }
+    async with (
+        scripted_server(ScriptedTarget(NEXT), max_sessions=4) as server,
+        ScriptedDraft(server.address) as large,
+        ScriptedDraft(server.address) as other,
+    ):
+        limits = (await large.stub.GetTargetInfo(pb.GetTargetInfoRequest())).limits
+        assert limits.max_entries == 8
+        for number in range(9):
+            large.expect(number, [])
+        await large.send(**{name: some[:8] for name, some in entries.items()})
+        session = await large.open(100, [2], 3)
+        await large.until_ended(session)
+        assert session.tokens == decode_plainly(NEXT, [2], 3), "the limit itself is fine"
+        before = server.metrics.value("errors_total", reason="EMPTY_PROMPT")
+        dropped = server.metrics.value("stale_trees_total", reason="unknown_session")
+        await large.send(**{field: entries[field]})
+        assert await large.code() is grpc.StatusCode.INVALID_ARGUMENT
+        told = f"{field}: has 9 entries; at most 8 may be in one message"
+        assert told in await large.call.details()
+        assert server.metrics.value("errors_total", reason="EMPTY_PROMPT") == before
+        assert server.metrics.value("stale_trees_total", reason="unknown_session") == dropped
+        session = await other.open(1, [1], 5)
+        await other.until_ended(session)
+        assert session.tokens == decode_plainly(NEXT, [1], 5)
+
+
+async def test_entries_that_are_read_ahead_are_bounded() -> None:
+    """Whatever was read is taken before the next step of everybody."""
+    target = ScriptedTarget(NEXT)
+    async with scripted_server(target) as server, ScriptedDraft(server.address) as draft:
+        target.hold()
+        session = await draft.open(1, [1], 3)
+        await asyncio.to_thread(target.wait_entered)
+        flood = [pb.Cancel(session=number) for number in range(100, 356)]
+        sending = asyncio.gather(*(draft.send(cancels=flood) for _ in range(40)))
+        await asyncio.wait([sending], timeout=1.0)
+        assert server.servicer.engine_thread.num_waiting <= READ_AHEAD // len(flood)
+        target.open_gate()
+        await sending
+        await draft.until_ended(session)
+        assert session.tokens == decode_plainly(NEXT, [1], 3)
+
+
 async def test_bytes_that_are_read_ahead_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """256 messages of 64 MiB would be more than most machines have."""
     monkeypatch.setattr("verify_server.streams.READ_AHEAD_BYTES", 1 << 20)

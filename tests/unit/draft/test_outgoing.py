@@ -9,7 +9,7 @@ from forerun.v1 import verify_pb2
 
 
 async def test_one_message_takes_everything() -> None:
-    outgoing = Outgoing()
+    outgoing = Outgoing(100)
     for number in range(3):
         outgoing.tree(verify_pb2.SessionTree(session=number))
         outgoing.open(verify_pb2.Open(session=10 + number, prompt_token_ids=[1, 2]))
@@ -22,7 +22,7 @@ async def test_one_message_takes_everything() -> None:
 
 
 async def test_long_prompts_take_a_message_each() -> None:
-    outgoing = Outgoing()
+    outgoing = Outgoing(100)
     for number in range(3):
         outgoing.open(verify_pb2.Open(session=number, prompt_token_ids=[1] * 100))
     sizes = []
@@ -34,7 +34,7 @@ async def test_long_prompts_take_a_message_each() -> None:
 
 
 async def test_waits_for_something_and_ends_once_closed() -> None:
-    outgoing = Outgoing()
+    outgoing = Outgoing(100)
     taking = asyncio.create_task(outgoing.take(1000))
     await asyncio.sleep(0)
     assert not taking.done()
@@ -47,7 +47,7 @@ async def test_waits_for_something_and_ends_once_closed() -> None:
 
 
 async def test_a_cancel_does_not_overtake_the_open_that_it_is_for() -> None:
-    outgoing = Outgoing()
+    outgoing = Outgoing(100)
     for number in range(3):
         outgoing.open(verify_pb2.Open(session=number, prompt_token_ids=[1] * 100))
     first = await outgoing.take(600)
@@ -61,7 +61,7 @@ async def test_a_cancel_does_not_overtake_the_open_that_it_is_for() -> None:
 
 
 async def test_nothing_is_sent_where_all_that_waited_was_cancelled() -> None:
-    outgoing = Outgoing()
+    outgoing = Outgoing(100)
     outgoing.open(verify_pb2.Open(session=1, prompt_token_ids=[1]))
     outgoing.cancel(1)
     taking = asyncio.create_task(outgoing.take(1000))
@@ -71,3 +71,22 @@ async def test_nothing_is_sent_where_all_that_waited_was_cancelled() -> None:
     outgoing.cancel(2)
     request = await taking
     assert request is not None and not request.opens
+
+
+async def test_entries_beyond_the_limit_take_the_next_messages_in_order() -> None:
+    outgoing = Outgoing(2)
+    for number in range(5):
+        outgoing.tree(verify_pb2.SessionTree(session=number))
+        outgoing.open(verify_pb2.Open(session=10 + number, prompt_token_ids=[1]))
+    for number in range(3):
+        outgoing.cancel(20 + number)
+    outgoing.close()
+    taken = []
+    while (request := await outgoing.take(1000)) is not None:
+        fields = (request.opens, request.trees, request.cancels)
+        taken.append([[entry.session for entry in field] for field in fields])
+    assert taken == [
+        [[10, 11], [0, 1], [20, 21]],
+        [[12, 13], [2, 3], [22]],
+        [[14], [4], []],
+    ]

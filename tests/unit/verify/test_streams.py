@@ -44,12 +44,19 @@ async def test_one_large_message_is_no_sign_of_a_slow_reader() -> None:
     assert stream.put(response(500))
 
 
-async def test_reading_ahead_is_bounded_in_messages_and_in_bytes() -> None:
-    for count, size in ((READ_AHEAD, 1), (2, READ_AHEAD_BYTES // 2), (1, 2 * READ_AHEAD_BYTES)):
+async def test_reading_ahead_is_bounded_in_entries_and_in_bytes() -> None:
+    for count, entries, size in (
+        (READ_AHEAD, 1, 1),
+        (READ_AHEAD, 0, 0),
+        (2, READ_AHEAD // 2, 1),
+        (1, 2 * READ_AHEAD, 1),
+        (2, 1, READ_AHEAD_BYTES // 2),
+        (1, 1, 2 * READ_AHEAD_BYTES),
+    ):
         stream = Stream(1, outbox_bytes=100)
         for _ in range(count):
             await asyncio.wait_for(stream.may_read(), 1)
-            stream.read(size)
+            stream.read(entries, size)
         reading = asyncio.create_task(stream.may_read())
         await asyncio.sleep(0)
         assert not reading.done()
