@@ -39,8 +39,9 @@ class PromptTokenizer(Protocol):
     @property
     def has_chat_template(self) -> bool: ...
 
-    def encode(self, text: str) -> list[int]: ...
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]: ...
+    def fewest_tokens(self, text: str) -> int: ...
+    def encode(self, text: str, add_special: bool = True) -> list[int]: ...
+    def apply_chat_template(self, messages: Sequence[dict[str, str]]) -> str: ...
 
 
 def read_generation(
@@ -58,15 +59,10 @@ def read_generation(
     _check_ids("stop_token_ids", request.stop_token_ids, target.vocab_size)
     if request.HasField("max_tokens") and request.max_tokens == 0:
         raise InvalidArgument.for_field("max_tokens", "is 0; it must be in 1..4294967295")
-    field, prompt_ids = _read_prompt(request, tokenizer, target.vocab_size)
     limits = target.limits
     longest = min(limits.max_prompt_tokens, limits.max_context_tokens - 1)
-    if len(prompt_ids) > longest:
-        raise InvalidArgument.for_field(
-            field,
-            f"has {len(prompt_ids)} tokens; the target takes prompts of at most {longest}",
-            reason="PROMPT_TOO_LONG",
-        )
+    field, prompt_ids = _read_prompt(request, tokenizer, target.vocab_size, longest)
+    _check_length(field, len(prompt_ids), longest)
     room = limits.max_context_tokens - len(prompt_ids)
     return Generation(
         prompt_ids=prompt_ids,
@@ -79,16 +75,21 @@ def read_generation(
     )
 
 
-def encode_text(field: str, text: str, tokenizer: PromptTokenizer) -> list[int]:
+def encode_text(
+    field: str, text: str, tokenizer: PromptTokenizer, longest: int | None = None
+) -> list[int]:
+    """longest: tokens that there is room for; a text that cannot fit is refused unread."""
     if not text:
         raise InvalidArgument.for_field(field, "is empty", reason="EMPTY_PROMPT")
+    _check_length(field, tokenizer.fewest_tokens(text), longest, "at least ")
     return tokenizer.encode(text)
 
 
 def encode_conversation(
-    conversation: generate_pb2.Conversation, tokenizer: PromptTokenizer
+    conversation: generate_pb2.Conversation, tokenizer: PromptTokenizer, longest: int | None = None
 ) -> list[int]:
-    """The prompt of a conversation by the model's template; raises InvalidArgument."""
+    """The prompt of a conversation by the model's template; longest as for `encode_text`. Raises
+    InvalidArgument."""
     if not conversation.messages:
         raise InvalidArgument.for_field(
             "conversation.messages", "is empty; send at least one", reason="EMPTY_PROMPT"
@@ -105,13 +106,19 @@ def encode_conversation(
         )
     messages = [{"role": m.role, "content": m.content} for m in conversation.messages]
     try:
-        return tokenizer.encode_chat(messages)
+        text = tokenizer.apply_chat_template(messages)
     except ValueError as error:  # what the template itself refuses, such as the order of roles
         raise InvalidArgument.for_field("conversation.messages", str(error)) from error
+    _check_length("conversation.messages", tokenizer.fewest_tokens(text), longest, "at least ")
+    # The template writes BOS itself where the model wants it.
+    return tokenizer.encode(text, add_special=False)
 
 
 def _read_prompt(
-    request: generate_pb2.GenerateRequest, tokenizer: PromptTokenizer, vocab_size: int
+    request: generate_pb2.GenerateRequest,
+    tokenizer: PromptTokenizer,
+    vocab_size: int,
+    longest: int,
 ) -> tuple[str, Sequence[int]]:
     """The field that holds the prompt, and its ids."""
     kind = request.WhichOneof("prompt")
@@ -124,17 +131,27 @@ def _read_prompt(
     field: str = kind
     ids: Sequence[int]
     if kind == "text":
-        ids = encode_text(field, request.text, tokenizer)
+        ids = encode_text(field, request.text, tokenizer, longest)
     elif kind == "conversation":
-        ids = encode_conversation(request.conversation, tokenizer)
+        ids = encode_conversation(request.conversation, tokenizer, longest)
         field = "conversation.messages"
     else:
         field = "token_ids.ids"
         ids = list(request.token_ids.ids)
+        _check_length(field, len(ids), longest)
         _check_ids(field, ids, vocab_size)
     if not ids:
         raise InvalidArgument.for_field(field, "has no tokens", reason="EMPTY_PROMPT")
     return field, ids
+
+
+def _check_length(field: str, tokens: int, longest: int | None, least: str = "") -> None:
+    if longest is not None and tokens > longest:
+        raise InvalidArgument.for_field(
+            field,
+            f"has {least}{tokens} tokens; the target takes prompts of at most {longest}",
+            reason="PROMPT_TOO_LONG",
+        )
 
 
 def _check_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from grpc_status import rpc_status
@@ -28,6 +29,11 @@ from forerun.wire import stats_to_pb
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+# Two, so that short texts need not wait for a long one, and no more: the cores are the drafter's.
+TEXT_THREADS = 2
+
 
 class GenerateServicer(GenerateServiceServicer):
     """The service of one draft server. `draining` refuses new generations."""
@@ -46,6 +52,7 @@ class GenerateServicer(GenerateServiceServicer):
         self._drafting = drafting
         self._metrics = metrics
         self._max_message_bytes = max_message_bytes
+        self._text_threads = ThreadPoolExecutor(TEXT_THREADS, "forerun-text")
 
     async def Generate(  # type: ignore[override]  # the stub knows generators only
         self,
@@ -94,7 +101,7 @@ class GenerateServicer(GenerateServiceServicer):
         async with _reporting(context):
             if request.WhichOneof("input") is None:
                 raise InvalidArgument.for_field("input", "is missing; send text or conversation")
-            token_ids = await asyncio.to_thread(
+            token_ids = await self._in_thread(
                 lambda: (
                     encode_conversation(request.conversation, self._tokenizer)
                     if request.HasField("conversation")
@@ -114,10 +121,10 @@ class GenerateServicer(GenerateServiceServicer):
                         f"is {token_id}; a token id must be in 0..{self._tokenizer.vocab_size - 1}",
                         reason="TOKEN_OUT_OF_RANGE",
                     )
-            text = await asyncio.to_thread(
-                self._tokenizer.decode,
-                list(request.token_ids),
-                skip_special=request.skip_special_tokens,
+            text = await self._in_thread(
+                lambda: self._tokenizer.decode(
+                    list(request.token_ids), skip_special=request.skip_special_tokens
+                )
             )
             return generate_pb2.DetokenizeResponse(text=text)
 
@@ -129,8 +136,8 @@ class GenerateServicer(GenerateServiceServicer):
             raise Unavailable("the draft server is stopping", reason="DRAINING")
         deadline = _deadline(context, received)
         target = await self._stream.known_target(deadline)
-        generation = await asyncio.to_thread(
-            read_generation, request, self._tokenizer, target, deadline
+        generation = await self._in_thread(
+            lambda: read_generation(request, self._tokenizer, target, deadline)
         )
         session = Session(
             generation,
@@ -142,6 +149,10 @@ class GenerateServicer(GenerateServiceServicer):
             received,
         )
         return session, len(generation.prompt_ids)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """What `work` returns. Where the call ends before it has begun, it is not begun."""
+        return await asyncio.get_running_loop().run_in_executor(self._text_threads, work)
 
 
 def _deadline(context: Any, now: float) -> float | None:

@@ -17,6 +17,7 @@ import tokenizers
 from forerun.models.byte_level import bytes_of_byte_level
 from forerun.models.chat_template import ChatTemplate, ChatTemplateError
 from forerun.models.errors import ModelError
+from forerun.models.length_bound import LengthBound
 from forerun.models.sentencepiece import bytes_of_piece
 from forerun.models.vocabulary import fingerprint
 
@@ -48,7 +49,9 @@ class Tokenizer:
             )
         added = backend.get_added_tokens_decoder()
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
-        self._decoding = _Decoding(json.loads(backend.to_str())["decoder"])
+        description = json.loads(backend.to_str())
+        self._decoding = _Decoding(description["decoder"])
+        self._length_bound = LengthBound(description, backend.normalizer)
         texts = {token_id: text for text, token_id in vocabulary.items()}
         self._bytes = [
             texts[i].encode()
@@ -69,6 +72,12 @@ class Tokenizer:
         """
         ids: list[int] = self.backend.encode(text, add_special_tokens=add_special).ids
         return ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """Return a number of ids that `encode(text)` has at least, told from the size of the text
+        alone; 0 where this tokenizer has no such bound.
+        """
+        return self._length_bound.fewest_tokens(text)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD.

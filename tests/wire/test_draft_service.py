@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,15 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from draft_server.servicer import TEXT_THREADS
 from forerun.client import AsyncClient
-from forerun.errors import InvalidArgument, ModelMismatch, Unauthenticated, Unavailable
+from forerun.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    ModelMismatch,
+    Unauthenticated,
+    Unavailable,
+)
 from forerun.models import Tokenizer, load_tokenizer
 from forerun.v1 import generate_pb2
 from forerun.v1.generate_pb2_grpc import GenerateServiceStub
@@ -98,6 +106,49 @@ async def test_what_is_refused_names_the_field() -> None:
                     pass
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert not pair.verifier.opens, "nothing of this reached the target"
+
+
+class Waiting(Tokenizer):
+    """Waits at a gate before it encodes; counts the texts that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__(tiny_tokenizer().backend, chat_template="{{ messages[0].content }}")
+        self.encoded = 0
+        self.gate = threading.Event()
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        self.encoded += 1
+        assert self.gate.wait(20)
+        return super().encode(text, add_special)
+
+
+async def test_a_text_that_cannot_fit_is_refused_without_tokenizing_it() -> None:
+    """Ten of 4 MB kept everybody waiting for ten seconds."""
+    tokenizer = Waiting()
+    text = 2000 * max(map(len, tokenizer.vocabulary())) * "x"
+    prompts = ({"prompt": text}, {"messages": [{"role": "user", "content": text}]})
+    async with drafting_pair(tokenizer=tokenizer) as pair:
+        for arguments in prompts:
+            with pytest.raises(InvalidArgument, match="at least 2000 tokens") as caught:
+                await pair.client.complete(**arguments)
+            assert caught.value.reason == "PROMPT_TOO_LONG"
+        assert tokenizer.encoded == 0
+
+
+async def test_texts_of_clients_that_have_gone_are_not_tokenized() -> None:
+    tokenizer = Waiting()
+    async with drafting_pair(tokenizer=tokenizer) as pair:
+        calls = [asyncio.create_task(pair.client.complete(PROMPT)) for _ in range(TEXT_THREADS)]
+        await eventually(lambda: tokenizer.encoded == TEXT_THREADS, "all threads are busy")
+        for _ in range(3):
+            with pytest.raises(DeadlineExceeded):
+                await pair.client.complete(PROMPT, timeout=0.1)
+        call = asyncio.create_task(pair.client.tokenize("others"))
+        await asyncio.sleep(0.1)
+        tokenizer.gate.set()
+        assert await call == list(b"others")
+        assert tokenizer.encoded == TEXT_THREADS + 1
+        await asyncio.gather(*calls)
 
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
