@@ -32,7 +32,11 @@ class Metrics:
         self._drafted_by_depth = self._counter(
             "drafted_by_depth", "Rounds that proposed a node of this depth.", "depth"
         )
-        self._emitted = self._counter("emitted", "Tokens emitted, first and bonus tokens too.")
+        self._emitted = self._counter(
+            "emitted",
+            "Tokens emitted, first and bonus tokens too. Those behind a client's stop string or"
+            " cancel, emitted before the cancel arrived, are in no count of the draft server.",
+        )
         self._plain_steps = self._counter("plain_steps", "Steps of plain decoding.")
         self._stale = self._counter("stale_trees", "Trees dropped, never applied.", "reason")
         self._preemptions = self._counter("preemptions", "Sessions that had to give pages back.")
