@@ -31,8 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_arguments(parser)
     try:
         return run(parser.parse_args(argv))
-    except (ForerunError, OSError, RuntimeError, ValueError) as error:
-        print(f"draft_server: error: {error}", file=sys.stderr)
+    except (ForerunError, MemoryError, OSError, RuntimeError, ValueError) as error:
+        print(f"draft_server: error: {str(error) or type(error).__name__}", file=sys.stderr)
         return 1
 
 

@@ -30,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_arguments(parser)
     try:
         return run(parser.parse_args(argv))
-    except (OSError, RuntimeError, ValueError) as error:
-        print(f"verify_server: error: {error}", file=sys.stderr)
+    except (MemoryError, OSError, RuntimeError, ValueError) as error:
+        print(f"verify_server: error: {str(error) or type(error).__name__}", file=sys.stderr)
         return 1
 
 

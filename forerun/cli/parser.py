@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("FORERUN_DEBUG") or not _is_for_people(error):
             raise
-        print(f"forerun: error: {error}", file=sys.stderr)
+        print(f"forerun: error: {str(error) or type(error).__name__}", file=sys.stderr)
         return 1
 
 
@@ -82,7 +82,7 @@ def _is_for_people(error: Exception) -> bool:
 
     # gRPC tells of an address that is taken by a RuntimeError; its subclasses tell of defects.
     return type(error) is RuntimeError or isinstance(
-        error, (CommandError, ForerunError, OSError, ValueError)
+        error, (CommandError, ForerunError, MemoryError, OSError, ValueError)
     )
 
 

@@ -16,6 +16,7 @@ from forerun import _native
 from forerun.engine.config import EngineConfig
 from forerun.engine.interface import Sequence
 from forerun.engine.isa import isa_report, pinned_cpus
+from forerun.engine.memory import fitting_memory
 from forerun.engine.pages import PagePool
 from forerun.engine.weights import angles, row_blocks
 from forerun.hardware import default_threads
@@ -96,7 +97,8 @@ class DraftHead:
     ) -> DraftHead:
         """Reads the weights, the embedding from the target where the head has none.
 
-        top_k: children of a node at most. Raises ValueError for what cannot run, naming it.
+        top_k: children of a node at most. Raises ValueError for what cannot run, naming it, and
+        MemoryError for what does not fit.
         """
         shape = head.config
         weights = _native.HeadWeights(
@@ -127,20 +129,21 @@ class DraftHead:
         max_context = min(
             config.max_context or target.config.max_positions, pages * config.page_size
         )
-        cos, sin = angles(shape.rope, shape.head_dim, max_context)
-        native = _native.DraftHead(
-            weights=weights,
-            bf16=config.dtype == "bfloat16",
-            page_size=config.page_size,
-            pages=pages,
-            max_rows=config.max_rows,
-            threads=threads,
-            cpus=pinned_cpus(threads) if config.pin else [],
-            isa=isa_report(forced=config.isa)["selected"],
-            cos=cos,
-            sin=sin,
-            top_k=top_k,
-        )
+        with fitting_memory(config):
+            cos, sin = angles(shape.rope, shape.head_dim, max_context)
+            native = _native.DraftHead(
+                weights=weights,
+                bf16=config.dtype == "bfloat16",
+                page_size=config.page_size,
+                pages=pages,
+                max_rows=config.max_rows,
+                threads=threads,
+                cpus=pinned_cpus(threads) if config.pin else [],
+                isa=isa_report(forced=config.isa)["selected"],
+                cos=cos,
+                sin=sin,
+                top_k=top_k,
+            )
         info = HeadInfo(
             taps=shape.taps,
             feature_size=len(shape.taps) * shape.target_hidden_size,

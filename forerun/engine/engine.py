@@ -15,6 +15,7 @@ from forerun import _native
 from forerun.engine.config import EngineConfig
 from forerun.engine.interface import EngineInfo, Rows, RowsOut, Sequence
 from forerun.engine.isa import isa_report, pinned_cpus
+from forerun.engine.memory import fitting_memory
 from forerun.engine.pages import PagePool
 from forerun.engine.weights import Progress, angles, load_model
 from forerun.hardware import default_threads
@@ -40,7 +41,8 @@ class Engine:
     ) -> Engine:
         """Reads the weights and makes the cache. progress: (bytes done, bytes in all).
 
-        Raises ValueError for a configuration or a level that cannot run, naming it.
+        Raises ValueError for a configuration or a level that cannot run, naming it, and MemoryError
+        for one that does not fit.
         """
         model_config = checkpoint.config
         isa = isa_report(forced=config.isa)["selected"]
@@ -51,20 +53,21 @@ class Engine:
             model_config.max_positions,
             pages * config.page_size,
         )
-        model, fingerprint = load_model(checkpoint, config.vocab_size, progress)
-        cos, sin = angles(model_config.rope, model_config.head_dim, max_context)
-        native = _native.Engine(
-            model=model,
-            bf16=config.dtype == "bfloat16",
-            page_size=config.page_size,
-            pages=pages,
-            max_rows=config.max_rows,
-            threads=threads,
-            cpus=pinned_cpus(threads) if config.pin else [],
-            isa=isa,
-            cos=cos,
-            sin=sin,
-        )
+        with fitting_memory(config):
+            model, fingerprint = load_model(checkpoint, config.vocab_size, progress)
+            cos, sin = angles(model_config.rope, model_config.head_dim, max_context)
+            native = _native.Engine(
+                model=model,
+                bf16=config.dtype == "bfloat16",
+                page_size=config.page_size,
+                pages=pages,
+                max_rows=config.max_rows,
+                threads=threads,
+                cpus=pinned_cpus(threads) if config.pin else [],
+                isa=isa,
+                cos=cos,
+                sin=sin,
+            )
         info = EngineInfo(
             isa=isa,
             dtype=config.dtype,

@@ -48,6 +48,7 @@ def test_exit_code_is_what_the_command_returns(
         Unavailable("the server is gone"),
         FileNotFoundError(2, "No such file", "x.jsonl"),
         ValueError("--threads is -1; it must be at least 0"),
+        MemoryError("a KV cache of 1000000 tokens does not fit; lower --kv-tokens"),
         RuntimeError("Failed to bind to address 127.0.0.1:50051"),
     ],
 )
