@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from draft_server.drafters.registry import METHODS, DraftSettings, check_method
+from forerun.address import MAX_PORT, check_listen_address, check_port
 from forerun.settings import Settings, parse_bool, setting
 
 MIB = 1 << 20
@@ -66,7 +67,11 @@ class DraftConfig(Settings):
         30.0, "seconds that open generations get to finish on shutdown", float, minimum=0
     )
     metrics_port: int | None = setting(
-        None, "port of the Prometheus metrics over HTTP; off if not given", int, minimum=0
+        None,
+        "port of the Prometheus metrics over HTTP; off if not given",
+        int,
+        minimum=0,
+        maximum=MAX_PORT,
     )
     reflection: bool = setting(True, "whether to serve gRPC reflection", parse_bool)
     tls_cert: str | None = setting(None, "PEM file: the certificate chain", metavar="PATH")
@@ -92,6 +97,8 @@ class DraftConfig(Settings):
 
     def __post_init__(self) -> None:
         self.check_ranges()
+        check_listen_address(self.listen)
+        check_port(self.verifier)
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("--tls-cert and --tls-key belong together; give both or neither")
         if self.tls_ca and not self.tls_cert:

@@ -16,6 +16,9 @@ from typing import Any, ClassVar
 
 from typing_extensions import Self
 
+# What every counter of the native module, of gRPC and of the messages can hold.
+MAX_INT32 = 2**31 - 1
+
 
 def setting(
     default: Any,
@@ -23,12 +26,14 @@ def setting(
     parse: Callable[[str], Any] = str,
     *,
     minimum: float | None = None,
+    maximum: float = MAX_INT32,
     choices: tuple[str, ...] | None = None,
     metavar: str | None = None,
 ) -> Any:
-    """A field of Settings: `parse` reads it from text and raises ValueError for what it cannot."""
+    """A field of Settings: `parse` reads it from text and raises ValueError for what it cannot.
+    minimum and maximum: of numbers."""
     metavar = metavar or (None if choices else "N")
-    metadata = {"help": help, "parse": parse, "minimum": minimum}
+    metadata = {"help": help, "parse": parse, "minimum": minimum, "maximum": maximum}
     return field(default=default, metadata=metadata | {"choices": choices, "metavar": metavar})
 
 
@@ -52,12 +57,15 @@ class Settings:
     def check_ranges(self) -> None:
         """Raises ValueError, naming the flag, the value and what is allowed."""
         for item in _fields(type(self)):
-            value, minimum = getattr(self, item.name), item.metadata["minimum"]
+            value = getattr(self, item.name)
+            minimum, maximum = item.metadata["minimum"], item.metadata["maximum"]
             choices = item.metadata["choices"]
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{_flag(item)} is {value}; it must be a finite number")
             if minimum is not None and value is not None and value < minimum:
                 raise ValueError(f"{_flag(item)} is {value}; it must be at least {minimum}")
+            if isinstance(value, (int, float)) and value > maximum:
+                raise ValueError(f"{_flag(item)} is {value}; it must be at most {maximum}")
             if choices and value not in choices:
                 raise ValueError(f"{_flag(item)} is {value!r}; it must be one of {choices}")
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from forerun.address import MAX_PORT, check_listen_address
 from forerun.settings import Settings, parse_bool, setting
 from forerun.tree import Budget
 
 MIB = 1 << 20
+MAX_BYTES = 2**63 - 1
+# Rows of a tree, or of all trees in one step: buffers of the engine are made for them.
+MAX_TREE_ROWS = 4096
+# A message tells of them in milliseconds that fit 32 bits.
+MAX_GRACE_S = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,7 @@ class VerifyConfig(Settings):
         "bytes of the KV cache kept for prompts that begin alike; 0: none, not given: what is free",
         int,
         minimum=0,
+        maximum=MAX_BYTES,
     )
     max_context: int = setting(
         8192, "prompt and output tokens of a session at most", int, minimum=2
@@ -54,12 +61,18 @@ class VerifyConfig(Settings):
     adaptive: bool = setting(
         True, "whether to grant and run only nodes that pay for their time, as measured", parse_bool
     )
-    max_nodes: int = setting(64, "proposed nodes in a tree at most", int, minimum=1)
-    max_depth: int = setting(64, "depth of a tree at most", int, minimum=1)
+    max_nodes: int = setting(
+        64, "proposed nodes in a tree at most", int, minimum=1, maximum=MAX_TREE_ROWS
+    )
+    max_depth: int = setting(64, "depth of a tree at most", int, minimum=1, maximum=MAX_TREE_ROWS)
     draft_nodes: int = setting(8, "nodes that a round is granted at most", int, minimum=0)
     draft_depth: int = setting(8, "depth that a round is granted at most", int, minimum=0)
     row_budget: int = setting(
-        32, "rows that the trees of one step should have together", int, minimum=1
+        32,
+        "rows that the trees of one step should have together",
+        int,
+        minimum=1,
+        maximum=MAX_TREE_ROWS,
     )
     patience_ms: float = setting(
         20.0, "wait for a tree before a plain step, in milliseconds", float, minimum=0
@@ -76,16 +89,28 @@ class VerifyConfig(Settings):
         64 * MIB, "bytes in one message at most", int, minimum=64 << 10
     )
     outbox_bytes: int = setting(
-        16 * MIB, "bytes that may wait for a slow reader before its stream is ended", int, minimum=1
+        16 * MIB,
+        "bytes that may wait for a slow reader before its stream is ended",
+        int,
+        minimum=1,
+        maximum=MAX_BYTES,
     )
     hang_s: float = setting(
         30.0, "seconds that a step may take before health says NOT_SERVING", float, minimum=0.1
     )
     grace_s: float = setting(
-        30.0, "seconds that open sessions get to finish on shutdown", float, minimum=0
+        30.0,
+        "seconds that open sessions get to finish on shutdown",
+        float,
+        minimum=0,
+        maximum=MAX_GRACE_S,
     )
     metrics_port: int | None = setting(
-        None, "port of the Prometheus metrics over HTTP; off if not given", int, minimum=0
+        None,
+        "port of the Prometheus metrics over HTTP; off if not given",
+        int,
+        minimum=0,
+        maximum=MAX_PORT,
     )
     reflection: bool = setting(True, "whether to serve gRPC reflection", parse_bool)
     tls_cert: str | None = setting(None, "PEM file: the certificate chain", metavar="PATH")
@@ -99,6 +124,7 @@ class VerifyConfig(Settings):
 
     def __post_init__(self) -> None:
         self.check_ranges()
+        check_listen_address(self.listen)
         if self.draft_nodes > self.max_nodes:
             raise ValueError(
                 f"--draft-nodes is {self.draft_nodes}; it must not exceed --max-nodes"
@@ -118,10 +144,12 @@ class VerifyConfig(Settings):
     def max_rows(self) -> int:
         """Rows that the engine must take in one step: those of trees, and those of prompts.
 
-        Prompts may claim a quarter of all rows, so theirs are at least a third of the trees'.
+        Prompts may claim a quarter of all rows, so theirs are at least a third of the trees'. They
+        have no use for more than a context in one step, and memory is taken for each.
         """
         trees = max(self.row_budget, self.max_nodes + 1)
-        return trees + max(self.prefill_chunk, -(-trees // 3))
+        prompts = min(self.prefill_chunk, self.max_context, self.kv_tokens)
+        return trees + max(prompts, -(-trees // 3))
 
     @property
     def draft_limit(self) -> Budget:

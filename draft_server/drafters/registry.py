@@ -15,7 +15,13 @@ from draft_server.drafters.base import Drafter
 from draft_server.drafters.ngram import NgramDrafter
 from draft_server.drafters.none import NoDrafter
 from draft_server.drafters.vocabulary import check_shared
-from forerun.models import Tokenizer, default_model_path, load_tokenizer, open_checkpoint
+from forerun.models import (
+    Checkpoint,
+    Tokenizer,
+    default_model_path,
+    load_tokenizer,
+    open_checkpoint,
+)
 
 if TYPE_CHECKING:
     from forerun.engine import EngineConfig
@@ -82,7 +88,8 @@ def _standalone(
             shared,
         )
     with open_checkpoint(settings.model) as checkpoint:
-        engine = Engine.load(checkpoint, _engine_config(settings, vocab_size=shared), progress)
+        config = engine_config(settings, checkpoint, vocab_size=shared)
+        engine = Engine.load(checkpoint, config, progress)
     return StandaloneDrafter(engine, shared, settings.prefill_chunk)
 
 
@@ -98,17 +105,27 @@ def _eagle3(
         open_checkpoint(settings.target or default_model_path()) as target,
         Eagle3Checkpoint(settings.model, target.config) as head,
     ):
-        return Eagle3Drafter(DraftHead.load(head, target, _engine_config(settings)))
+        return Eagle3Drafter(DraftHead.load(head, target, engine_config(settings, target)))
 
 
-def _engine_config(settings: DraftSettings, vocab_size: int | None = None) -> EngineConfig:
+def engine_config(
+    settings: DraftSettings, checkpoint: Checkpoint, vocab_size: int | None = None
+) -> EngineConfig:
+    """How the engine of a method runs. checkpoint: whose positions bound a context."""
     from forerun.engine import EngineConfig
+
+    context = min(
+        settings.max_context or settings.kv_tokens,
+        settings.kv_tokens,
+        checkpoint.config.max_positions,
+    )
 
     return EngineConfig(
         dtype=settings.dtype,
         kv_tokens=settings.kv_tokens,
         threads=settings.threads,
-        max_rows=settings.prefill_chunk,
+        # More than a context is of no use in one forward, and memory is taken for each row.
+        max_rows=min(settings.prefill_chunk, context),
         max_context=settings.max_context,
         vocab_size=vocab_size,
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import grpc
 
 from forerun import __version__
-from forerun.address import is_local
+from forerun.address import check_port, is_local
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -87,12 +87,13 @@ class Connection:
     @classmethod
     def resolve(cls, address: str | None, **options: Unpack[ConnectionOptions]) -> Self:
         """Fills in what the environment says; raises ValueError for options that contradict each
-        other, and where a token would travel in the clear."""
+        other, for a port that no address has, and where a token would travel in the clear."""
         target = address or os.environ.get(ADDRESS_VARIABLE)
         if not target:
             raise ValueError(
                 f"no address: pass one (host:port, unix:/path) or set {ADDRESS_VARIABLE}"
             )
+        check_port(target)
         tls, credentials = options.get("tls"), options.get("credentials")
         if tls and credentials:
             raise ValueError("tls and credentials exclude each other; give one")

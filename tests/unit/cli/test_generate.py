@@ -220,6 +220,7 @@ def test_refused_prompt_is_named_after_the_answers_before_it(
         (["--local", "--draft-model", "/", "a"], "--draft standalone"),
         (["a"], "FORERUN_ADDRESS"),
         (["--address", "unix:/does/not/exist", "a"], "serve-draft"),
+        (["--address", "127.0.0.1:99999", "a"], "the port is 99999; it must be in 0..65535"),
     ],
 )
 def test_error_is_one_clear_line(capsys: Capture, arguments: list[str], problem: str) -> None:

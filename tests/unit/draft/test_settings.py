@@ -9,11 +9,21 @@ import pytest
 
 from draft_server.config import DraftConfig
 from draft_server.drafters.none import NoDrafter
-from draft_server.drafters.registry import METHODS, DraftSettings, check_method, create_drafter
+from draft_server.drafters.registry import (
+    METHODS,
+    DraftSettings,
+    check_method,
+    create_drafter,
+    engine_config,
+)
 from draft_server.drafters.vocabulary import check_equal, check_shared
 from forerun.errors import ModelMismatch
+from forerun.models import open_checkpoint
 from forerun.tree import Budget
 from tests.fixtures.drafting import tiny_tokenizer
+from tests.fixtures.tiny import shared_checkpoint
+
+MAX_POSITIONS = 2048  # of the tiny model
 
 
 def parse(*arguments: str, **environment: str) -> DraftConfig:
@@ -42,6 +52,9 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_default() -> None:
         ([], {"FORERUN_DRAFT_DRAFT": "magic"}, "--draft is 'magic'; it must be one of"),
         (["--tls-cert", "c"], {}, "--tls-cert and --tls-key belong together"),
         (["--tls-ca", "c"], {}, "--tls-ca needs --tls-cert"),
+        (["--listen", "[::1]:65536"], {}, "the port is 65536; it must be in 0..65535"),
+        (["--verifier", "10.0.0.1:99999"], {}, "10.0.0.1:99999: the port is 99999"),
+        (["--metrics-port", "65536"], {}, "--metrics-port is 65536; it must be at most 65535"),
         (["--verifier-tls-cert", "c"], {}, "--verifier-tls-cert"),
         (["--verifier-tls-cert", "c", "--verifier-tls-key", "k"], {}, "--verifier-tls-ca"),
     ],
@@ -64,6 +77,21 @@ def test_methods_make_drafters() -> None:
         assert create_drafter(name, DraftSettings(), tiny_tokenizer()).info.name == name
     with pytest.raises(ValueError, match="drop --draft-model"):
         create_drafter("none", DraftSettings(model=Path("/m")), tiny_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("settings", "rows"),
+    [
+        ({"prefill_chunk": 100}, 100),
+        ({"prefill_chunk": 10**9}, MAX_POSITIONS),
+        ({"prefill_chunk": 10**9, "max_context": 128}, 128),
+        ({"prefill_chunk": 10**9, "kv_tokens": 64}, 64),
+    ],
+)
+def test_rows_of_a_forward_are_bounded_by_a_context(settings: dict[str, int], rows: int) -> None:
+    with open_checkpoint(shared_checkpoint()) as checkpoint:
+        assert checkpoint.config.max_positions == MAX_POSITIONS
+        assert engine_config(DraftSettings(**settings), checkpoint).max_rows == rows  # type: ignore[arg-type]
 
 
 def test_none_proposes_nothing() -> None:

@@ -53,6 +53,15 @@ def test_a_variable_that_cannot_be_read_names_itself() -> None:
         ({"draft_nodes": 9, "max_nodes": 8}, "--draft-nodes is 9"),
         ({"tls_cert": "c"}, "--tls-cert and --tls-key belong together"),
         ({"tls_ca": "c"}, "--tls-ca needs"),
+        ({"listen": "127.0.0.1:99999"}, "127.0.0.1:99999: the port is 99999; .* 0..65535"),
+        ({"listen": "127.0.0.1:-1"}, "the port is -1"),
+        ({"listen": "localhost"}, "localhost names no port; give host:port"),
+        ({"metrics_port": 99999}, "--metrics-port is 99999; it must be at most 65535"),
+        ({"kv_tokens": 99999999999999}, "--kv-tokens is 9.*; it must be at most 2147483647"),
+        ({"page_size": 2**31}, "--page-size is 2147483648; it must be at most 2147483647"),
+        ({"max_nodes": 10**6}, "--max-nodes is 1000000; it must be at most 4096"),
+        ({"outbox_bytes": 2**63}, "--outbox-bytes is .* at most 9223372036854775807"),
+        ({"grace_s": 1e9}, "--grace-s is 1000000000.0; it must be at most 4000000"),
     ],
 )
 def test_values_out_of_range_are_errors(settings: dict[str, object], message: str) -> None:
@@ -64,6 +73,17 @@ def test_the_rows_of_the_engine_hold_a_chunk_and_the_largest_tree() -> None:
     assert VerifyConfig(prefill_chunk=100, max_nodes=64, row_budget=32).max_rows == 165
     assert VerifyConfig(prefill_chunk=1, max_nodes=64, row_budget=32).max_rows == 87
     assert VerifyConfig(draft_depth=9, max_depth=4).draft_limit == Budget(8, 4)
+
+
+def test_the_rows_of_prompts_are_bounded_by_what_a_step_can_use() -> None:
+    assert VerifyConfig(prefill_chunk=10**9, max_context=1000).max_rows == 65 + 1000
+    config = VerifyConfig(prefill_chunk=10**9, max_context=10**9, kv_tokens=2000)
+    assert config.max_rows == 65 + 2000
+
+
+@pytest.mark.parametrize("listen", ["unix:/tmp/a:99999", "unix-abstract:x", "[::]:0", "h:65535"])
+def test_addresses_to_listen_on(listen: str) -> None:
+    assert VerifyConfig(listen=listen).listen == listen
 
 
 @pytest.mark.parametrize("prefill_chunk", [1, 7, 32])
