@@ -14,6 +14,9 @@ from forerun.engine.interface import EngineInfo
 
 # The weight of the newest step: the fit forgets half of what it knew in eleven steps.
 NEWEST = 1 / 16
+# A step counts as this many times what the steps before it lead to expect, at most: a pause of the
+# machine says nothing about the next step, and a machine that is slower is believed within some.
+OUTLIER = 4.0
 # Rows that vary by less than a tenth of their mean say nothing about the price of a row.
 LEAST_SPREAD = 0.1
 # Beyond this many times the most rows measured lately the fit is a guess.
@@ -52,6 +55,7 @@ class StepCosts:
     def record(self, rows: float, ns: float, *, lean: bool) -> None:
         """Learns from a step of that many weighed rows; lean: it had none of a prompt. `fitted`,
         from then on, says whether steps of different sizes were seen."""
+        ns = min(ns, self._longest(rows, lean=lean))
         self._steps += 1
         newest = max(NEWEST, 1 / self._steps)
         rows_off, ns_off = rows - self._rows, ns - self._ns
@@ -70,6 +74,14 @@ class StepCosts:
         if lean:
             old_rows, old_ns = self._lean or (rows, ns)
             self._lean = old_rows + NEWEST * (rows - old_rows), old_ns + NEWEST * (ns - old_ns)
+
+    def _longest(self, rows: float, *, lean: bool) -> float:
+        """The most that a step of that many weighed rows counts as. No step takes longer than the
+        usual one by more than it has more rows."""
+        known_rows, known_ns = (lean and self._lean) or (self._rows, self._ns)
+        if known_ns == 0:
+            return math.inf
+        return OUTLIER * known_ns * max(1.0, rows / known_rows)
 
     def ns(self, rows: float) -> float:
         """What a step of that many weighed rows takes; 0 where nothing was measured."""

@@ -54,6 +54,27 @@ def test_one_hiccup_is_forgotten() -> None:
     assert costs.ns(41) == pytest.approx(510, rel=0.01)
 
 
+@pytest.mark.parametrize("prompts", [[], [(200, 2100)]])
+def test_a_stalled_step_counts_as_a_few_at_most(prompts: list[tuple[float, float]]) -> None:
+    costs = StepCosts(INFO)
+    for _ in range(40):
+        costs.record(4, 140, lean=True)
+        for rows, ns in prompts:
+            costs.record(rows, ns, lean=False)
+    before = costs.lean_ns(4)
+    costs.record(4, 1e6, lean=True)
+    assert before < costs.lean_ns(4) < 1.25 * before
+
+
+def test_a_machine_that_became_slow_is_soon_believed() -> None:
+    costs = StepCosts(INFO)
+    for _ in range(40):
+        costs.record(4, 140, lean=True)
+    for _ in range(60):
+        costs.record(4, 100 * 140, lean=True)
+    assert costs.lean_ns(4) == pytest.approx(100 * 140, rel=0.2)
+
+
 def test_nothing_is_known_far_beyond_what_was_measured() -> None:
     costs = learned(*[(1, 100), (8, 100)] * 10)
     assert costs.rows_within(1000) == 16, "rows that cost nothing so far may cost all the more"
