@@ -15,15 +15,7 @@ def check_equal(
     left_name: str, left: Sequence[bytes], right_name: str, right: Sequence[bytes]
 ) -> None:
     """Raises ModelMismatch that names the first id that differs, and what it is on both sides."""
-    differing = first_difference(left, right)
-    if differing is None:
-        return
-    token_id, left_entry, right_entry = differing
-    raise ModelMismatch(
-        f"token id {token_id} is {left_entry!r} in {left_name} ({len(left)} tokens) and"
-        f" {right_entry!r} in {right_name} ({len(right)} tokens); both need the same vocabulary",
-        metadata={"token_id": str(token_id)},
-    )
+    _check(left_name, left, right_name, right, max(len(left), len(right)))
 
 
 def check_shared(
@@ -34,5 +26,20 @@ def check_shared(
     Raises ModelMismatch as `check_equal` does where an id within both differs.
     """
     shared = min(len(left), len(right))
-    check_equal(left_name, left[:shared], right_name, right[:shared])
+    _check(left_name, left, right_name, right, shared)
     return shared
+
+
+def _check(
+    left_name: str, left: Sequence[bytes], right_name: str, right: Sequence[bytes], ids: int
+) -> None:
+    """Compares the first `ids` ids."""
+    differing = first_difference(left[:ids], right[:ids])
+    if differing is None:
+        return
+    token_id, left_entry, right_entry = differing
+    raise ModelMismatch(
+        f"token id {token_id} is {left_entry!r} in {left_name} ({len(left)} tokens) and"
+        f" {right_entry!r} in {right_name} ({len(right)} tokens); both need the same vocabulary",
+        metadata={"token_id": str(token_id)},
+    )
