@@ -56,6 +56,12 @@ class ModelConfig:
                 f"{self.name}: {self.num_heads} attention heads are not a multiple of "
                 f"{self.num_kv_heads} key-value heads"
             )
+        for token_id in self.eos_token_ids:
+            if token_id >= self.vocab_size:
+                raise ModelError(
+                    f"{self.name}: eos_token_id is {token_id}; expected an id of the vocabulary, "
+                    f"0 to {self.vocab_size - 1}"
+                )
         if self.head_dim % 2:
             raise ModelError(f"{self.name}: head_dim {self.head_dim} is odd; rotation needs pairs")
         if self.rope.divisors is not None and len(self.rope.divisors) != self.head_dim // 2:
@@ -92,7 +98,7 @@ def config_from_hugging_face(
     default_kv_heads = {"llama": num_heads, "mistral": 8}.get(architecture, 32)
     default_head_dim = 128 if architecture == "qwen3" else max(hidden_size // num_heads, 1)
     num_layers = fields.integer("num_hidden_layers")
-    max_positions = fields.integer("max_position_embeddings", 2048)
+    max_positions = fields.integer("max_position_embeddings", 2048, minimum=2)
     has_bias = architecture in ("llama", "qwen3") and fields.flag("attention_bias", False)
     return ModelConfig(
         architecture=architecture,

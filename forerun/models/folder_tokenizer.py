@@ -83,8 +83,14 @@ def _chat_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
         legacy = read_json_object(directory / "chat_template.json", optional=True)
         template = legacy.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template}
-        template = named.get("default")
+        for entry in template:
+            if not isinstance(entry, dict):
+                raise ModelError(
+                    f"{directory}: chat_template lists {entry!r:.200}; expected an object with "
+                    "name and template"
+                )
+        named = [entry.get("template") for entry in template if entry.get("name") == "default"]
+        template = named[0] if named else None
     if template is not None and not isinstance(template, str):
         raise ModelError(f"{directory}: chat_template is a {type(template).__name__}, not text")
     return template

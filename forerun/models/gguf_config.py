@@ -78,7 +78,7 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
     for key in ("attention.value_length", "rope.dimension_count"):
         if model.integer(key, head_dim) != head_dim:
             raise model.error(key, model.table[key], f"the key length, {head_dim}")
-    max_positions = model.integer("context_length")
+    max_positions = model.integer("context_length", minimum=2)
     bos_ids = fields.token_ids("tokenizer.ggml.bos_token_id")
     return ModelConfig(
         architecture=architecture,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from forerun.models import ChatTemplateError, load_tokenizer
+from forerun.models import ChatTemplateError, ModelError, load_tokenizer
 from forerun.models.chat_template import ChatTemplate
 from tests.fixtures.tiny import BOS, EOS, shared_checkpoint, tiny_checkpoint
 
@@ -154,3 +154,20 @@ def test_where_the_template_is_found(tmp_path: Path) -> None:
     assert load_tokenizer(path).apply_chat_template([]) == "plain"
     (path / "chat_template.jinja").write_text("own file {{ eos_token }}")
     assert load_tokenizer(path).apply_chat_template([]) == f"own file {EOS}"
+
+
+@pytest.mark.parametrize("named", [["x"], [1, None], [[]], [{"name": "default", "template": 3}]])
+def test_a_list_that_names_no_templates_is_refused(tmp_path: Path, named: list[Any]) -> None:
+    path = tiny_checkpoint(tmp_path / "model")
+    settings = settings_of(path) | {"chat_template": named}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelError, match="chat_template"):
+        load_tokenizer(path)
+
+
+def test_a_name_that_is_no_text_is_passed_over(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path / "model")
+    named = [{"name": [], "template": "t"}, {"name": "default", "template": "plain"}]
+    settings = settings_of(path) | {"chat_template": named}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert load_tokenizer(path).apply_chat_template([]) == "plain"

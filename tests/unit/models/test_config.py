@@ -51,6 +51,20 @@ def test_qwen3_attention_bias_is_on_every_projection() -> None:
     assert config.attention_bias and config.output_bias and not config.mlp_bias
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("eos_token_id", 99999), ("eos_token_id", [257, 260]), ("max_position_embeddings", 1)],
+)
+def test_what_no_generation_could_run_with_is_refused(key: str, value: object) -> None:
+    with pytest.raises(ModelError, match=f"{key} is "):
+        parse(tiny_config(**{key: value}))
+
+
+def test_generation_config_may_not_end_with_an_unknown_id() -> None:
+    with pytest.raises(ModelError, match=r"eos_token_id is 5000; .* 0 to 259"):
+        parse(tiny_config(), {"eos_token_id": 5000})
+
+
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "mistral"])
 def test_absent_keys_mean_what_they_mean_to_transformers(architecture: str) -> None:
     optional = "num_key_value_heads head_dim rms_norm_eps rope_parameters sliding_window".split()
