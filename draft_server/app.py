@@ -10,12 +10,12 @@ import logging
 import signal
 from pathlib import Path
 from typing import Any
+from wsgiref.simple_server import WSGIServer
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import start_http_server
 
 from draft_server.config import DraftConfig
 from draft_server.drafters.base import Drafter
@@ -29,6 +29,7 @@ from forerun.address import is_local
 from forerun.engine import isa_report
 from forerun.models import Tokenizer, default_model_path, load_tokenizer
 from forerun.obs.isa_info import register_isa_info
+from forerun.obs.metrics_port import serve_metrics
 from forerun.obs.progress import progress
 from forerun.transport import (
     Security,
@@ -64,7 +65,7 @@ class DraftServer:
         self.metrics = DraftMetrics()
         self.address = ""
         self.metrics_address = ""
-        self._metrics_server: Any = None
+        self._metrics_server: WSGIServer | None = None
         self._tokenizer = tokenizer
         self._drafter = drafter
         self._health = health_aio.HealthServicer()
@@ -144,15 +145,10 @@ class DraftServer:
             self._metrics_server.server_close()
 
     def _start_metrics(self) -> None:
-        if self.config.metrics_port is None:
-            return
-        listen = self.config.listen
-        host = "127.0.0.1" if listen.startswith("unix") else listen.rpartition(":")[0].strip("[]")
-        self._metrics_server, _ = start_http_server(
-            self.config.metrics_port, addr=host, registry=self.metrics.registry
-        )
-        self.metrics_address = f"{host}:{self._metrics_server.server_port}"
-        logger.info("metrics on http://%s/metrics", self.metrics_address)
+        if self.config.metrics_port is not None:
+            self._metrics_server, self.metrics_address = serve_metrics(
+                self.metrics.registry, self.config.metrics_port, self.config.listen
+            )
 
     def _on_ready(self, ready: bool) -> None:
         if ready:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import grpc
 from grpc_status import rpc_status
 
-from forerun.address import is_local
+from forerun.address import UNIX, is_local
 from forerun.errors import Unauthenticated, to_status
 
 logger = logging.getLogger(__name__)
@@ -109,20 +109,53 @@ class Security:
     def bind(self, server: grpc.aio.Server, address: str) -> str:
         """Adds the port and returns the address with the port that was bound (port 0: any).
 
-        Raises ValueError as `check` does, and RuntimeError where the address cannot be bound.
+        Raises ValueError as `check` does, and RuntimeError where the address cannot be bound, with
+        the likely reason.
         """
         self.check(address)
         _check_free(address)
-        if self.certificate is not None and self.key is not None:
-            credentials = grpc.ssl_server_credentials(
-                [(self.key, self.certificate)], self.ca, require_client_auth=self.ca is not None
-            )
-            port = server.add_secure_port(address, credentials)
-        else:
-            port = server.add_insecure_port(address)
-        if address.startswith(("unix:", "unix-abstract:")):
+        try:
+            port = self._add_port(server, address)
+        except RuntimeError as error:
+            reason = _why_not_bound(address)
+            if reason is None and self.certificate is not None:
+                reason = (
+                    "the certificate, the key or the CA is not what TLS takes; see whether"
+                    " --tls-cert, --tls-key and --tls-ca name the right PEM files"
+                )
+            raise RuntimeError(f"cannot listen on {address}: {reason or error}") from error
+        if address.startswith(UNIX):
             return address
         return f"{address.rpartition(':')[0]}:{port}"
+
+    def _add_port(self, server: grpc.aio.Server, address: str) -> int:
+        if self.certificate is None or self.key is None:
+            return server.add_insecure_port(address)
+        credentials = grpc.ssl_server_credentials(
+            [(self.key, self.certificate)], self.ca, require_client_auth=self.ca is not None
+        )
+        return server.add_secure_port(address, credentials)
+
+
+def _why_not_bound(address: str) -> str | None:
+    """What the system says against the address itself, None where it has nothing against it. gRPC
+    tells it to its own log alone."""
+    try:
+        if address.startswith("unix:"):
+            path = address.removeprefix("unix:").removeprefix("//")
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.bind(path)
+            Path(path).unlink()
+        elif not address.startswith(UNIX):
+            host, _, port = address.rpartition(":")
+            found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+            family, kind, _, _, where = found[0]
+            with socket.socket(family, kind) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(where)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def _check_free(address: str) -> None:

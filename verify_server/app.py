@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from wsgiref.simple_server import WSGIServer
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import start_http_server
 
 from forerun.engine import isa_report
 from forerun.errors import Unavailable
 from forerun.obs.isa_info import register_isa_info
+from forerun.obs.metrics_port import serve_metrics
 from forerun.transport import Security, server_options
 from forerun.v1 import verify_pb2
 from forerun.v1.verify_pb2_grpc import add_VerifyServiceServicer_to_server
@@ -53,6 +54,7 @@ class VerifyServer:
         register_isa_info(self.metrics.registry, target.engine.info.isa, levels)
         self.address = ""
         self.metrics_address = ""
+        self._metrics_server: WSGIServer | None = None
         self.scheduler = Scheduler(
             target.engine,
             config,
@@ -150,16 +152,10 @@ class VerifyServer:
             logger.warning("the grace period is over; %d sessions end", self.scheduler.num_sessions)
 
     def _start_metrics(self) -> None:
-        self._metrics_server = None
-        if self.config.metrics_port is None:
-            return
-        listen = self.config.listen
-        host = "127.0.0.1" if listen.startswith("unix") else listen.rpartition(":")[0].strip("[]")
-        self._metrics_server, _ = start_http_server(
-            self.config.metrics_port, addr=host, registry=self.metrics.registry
-        )
-        self.metrics_address = f"{host}:{self._metrics_server.server_port}"
-        logger.info("metrics on http://%s/metrics", self.metrics_address)
+        if self.config.metrics_port is not None:
+            self._metrics_server, self.metrics_address = serve_metrics(
+                self.metrics.registry, self.config.metrics_port, self.config.listen
+            )
 
     def _on_engine_failure(self) -> None:
         self._engine_works = False

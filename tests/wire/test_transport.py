@@ -11,8 +11,10 @@ import pytest
 from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
+from prometheus_client import CollectorRegistry
 
 from forerun.client import connection
+from forerun.obs.metrics_port import serve_metrics
 from forerun.transport import Options, Security, channel_options, server_options
 
 SPEED = 30  # gRPC pings once a second at most
@@ -71,6 +73,37 @@ async def test_a_unix_socket_is_not_taken_from_a_server_that_listens(tmp_path: P
     Security().bind(second, f"unix:{tmp_path}/left")
     await second.start()
     await second.stop(None)
+
+
+async def test_an_address_that_cannot_be_had_says_why(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for address, security, reason in (
+            (f"127.0.0.1:{port}", Security(), "Address already in use"),
+            (f"unix:{tmp_path}/none/socket", Security(), "No such file or directory"),
+            (f"unix:{tmp_path}/{'x' * 120}", Security(), "path too long"),
+            (f"unix:{tmp_path}", Security(), "in use"),
+            ("127.0.0.1:0", Security(b"a key", b"a certificate"), "--tls-cert, --tls-key"),
+            (f"unix:{tmp_path}/tls", Security(b"a key", b"a certificate"), "--tls-cert"),
+            (f"127.0.0.1:{port}", Security(b"a key", b"a certificate"), "Address already in use"),
+        ):
+            with pytest.raises(RuntimeError) as caught:
+                security.bind(grpc.aio.server(options=server_options(1 << 20)), address)
+            assert str(caught.value).startswith(f"cannot listen on {address}: ")
+            assert reason in str(caught.value)
+    assert _names(tmp_path) == []
+
+
+def test_a_port_of_metrics_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = f"cannot serve metrics on 127.0.0.1:{port}: Address already in use"
+        with pytest.raises(RuntimeError, match=message):
+            serve_metrics(CollectorRegistry(), port, "unix:/tmp/socket")
+
+
+def _names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
 
 
 def _faster(options: Options) -> Options:
