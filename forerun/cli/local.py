@@ -1,16 +1,13 @@
 """Owns servers on this machine for the time of one command.
 
-Starts a verify server and its draft servers as child processes that listen on Unix sockets in a
-folder of their own, waits until all are healthy, and ends them. Each child holds one end of a pipe
-as its standard input and ends when the other end closes, so it never outlives this process, not
-even one that was killed (see local_child.py). Knows nothing of prompts.
+Starts a verify server and its draft servers as child processes (see children.py) that listen on
+Unix sockets in a folder of their own, waits until all are healthy, and ends them. Knows nothing of
+prompts.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +15,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from forerun.cli.children import POLL_S, Child, child, end_with, first_ended
 from forerun.cli.errors import CommandError
+from forerun.cli.signals import exit_on_signals
 from forerun.errors import ForerunError
 
 DRAFTS = ("none", "ngram", "standalone")
@@ -31,9 +30,7 @@ DTYPES = ("bfloat16", "float32")
 TARGET_PACKAGE = "verify_server"
 DRAFT_PACKAGE = "draft_server"
 
-POLL_S = 0.05
 HEALTH_TIMEOUT_S = 2.0
-GRACE_S = 10.0
 
 # The kernel takes at most 107 bytes for the path of a socket.
 MAX_FOLDER_LENGTH = 90
@@ -126,7 +123,8 @@ class LocalGroup:
 def local_servers(options: LocalOptions) -> Iterator[str]:
     """Runs both servers inside the `with` block; yields the address of the draft server.
 
-    Raises CommandError when a server ends before it is ready; what it said is on standard error.
+    Raises CommandError when a server ends before it is ready, and in place of an exception of the
+    block where a server has ended; what it said is on standard error.
     """
     with local_group(options, (options.draft,)) as group:
         yield group.drafts[options.draft]
@@ -140,9 +138,11 @@ def local_group(options: LocalOptions, drafts: Sequence[str]) -> Iterator[LocalG
     """
     model = options.model or _default_model()
     with ExitStack() as stack:
+        stack.enter_context(exit_on_signals())
         folder = Path(stack.enter_context(_short_temporary_folder()))
         verify = f"unix:{folder}/verify.sock"
-        target = stack.enter_context(_child(TARGET_PACKAGE, verify, _target_flags(options, model)))
+        flags = ["--listen", verify, *_target_flags(options, model)]
+        target = stack.enter_context(child("the verify server", TARGET_PACKAGE, flags))
         children = [target]
         if set(drafts) & set(MODEL_DRAFTS):
             # Both load a model then, and their progress bars would overwrite each other.
@@ -150,38 +150,28 @@ def local_group(options: LocalOptions, drafts: Sequence[str]) -> Iterator[LocalG
         addresses = {draft: f"unix:{folder}/{draft}.sock" for draft in drafts}
         for draft, address in addresses.items():
             flags = _draft_flags(replace(options, draft=draft), model, verify)
-            children.append(stack.enter_context(_child(DRAFT_PACKAGE, address, flags)))
+            name = f"the draft server ({draft})"
+            started = child(name, DRAFT_PACKAGE, ["--listen", address, *flags])
+            children.append(stack.enter_context(started))
             _wait_until_healthy(children, address)
-        yield LocalGroup(verify, target.pid, addresses)
+        end_with(target, children[1:])
+        try:
+            yield LocalGroup(verify, target.process.pid, addresses)
+        except Exception as error:
+            if ended := first_ended(children):
+                raise CommandError(f"{ended}; what it said is above") from error
+            raise
 
 
-@contextmanager
-def _child(package: str, address: str, flags: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    child = subprocess.Popen(
-        [sys.executable, "-m", "forerun.cli.local_child", package, "--listen", address, *flags],
-        stdin=subprocess.PIPE,
-        stdout=2,  # standard error: standard output is for results
-        start_new_session=True,  # Ctrl-C reaches this process, which then ends its children
-    )
-    try:
-        yield child
-    finally:
-        _end(child)
-
-
-def _wait_until_healthy(children: Sequence[subprocess.Popen[bytes]], address: str) -> None:
+def _wait_until_healthy(children: Sequence[Child], address: str) -> None:
     """Waits for the server at `address`; a draft server is healthy once its verify server is.
 
     There is no limit but the children's lives: loading a large checkpoint may take minutes.
     """
     socket = Path(address.removeprefix("unix:"))
     while not (socket.exists() and _is_serving(address)):
-        for child in children:
-            if child.poll() is not None:
-                raise CommandError(
-                    f"a server ended with exit status {child.returncode} before it was ready; "
-                    "its own message is above"
-                )
+        if ended := first_ended(children, within_s=0):
+            raise CommandError(f"{ended} before it was ready; its own message is above")
         time.sleep(POLL_S)
 
 
@@ -193,18 +183,6 @@ def _is_serving(address: str) -> bool:
             return client.health() == "SERVING"
         except ForerunError:
             return False
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    child.terminate()
-    try:
-        child.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
-    finally:
-        if child.stdin is not None:
-            child.stdin.close()
 
 
 def _default_model() -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
@@ -16,7 +17,14 @@ import pytest
 
 from forerun.cli import local
 from forerun.cli.errors import CommandError
-from forerun.cli.local import LocalOptions, add_local_arguments, local_options, local_servers
+from forerun.cli.local import (
+    LocalOptions,
+    add_local_arguments,
+    local_group,
+    local_options,
+    local_servers,
+)
+from forerun.errors import Unavailable
 
 WAIT_S = 30
 
@@ -146,6 +154,69 @@ def test_interrupt_ends_the_servers_and_gives_130(
     _, errors = parent.communicate(timeout=WAIT_S)
     assert (parent.returncode, errors) == (130, b"")
     assert not any(child.is_running() for child in children)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_to_end_leaves_nothing_behind(
+    made_up: Callable[[str, str], None], tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    made_up("time.sleep(600)", "time.sleep(600)")
+    (tmp_path / "temporary").mkdir()
+    command = f"exit(main(['generate', '--local', '--model', {str(tmp_path)!r}, 'prompt']))"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", SET_UP + command],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path / "temporary")},
+    )
+    children = _children(parent.pid, 2)
+    parent.send_signal(number)
+    _, errors = parent.communicate(timeout=WAIT_S)
+    assert (parent.returncode, errors) == (code, b"")
+    assert not any(child.is_running() for child in children)
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("killed", "message"),
+    [
+        (0, r"the verify server was ended by signal 9 \(Killed\)"),
+        (1, r"the draft server \(ngram\) was ended by signal 9 \(Killed\)"),
+    ],
+)
+def test_a_server_that_was_killed_is_named(
+    made_up: Callable[[str, str], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    killed: int,
+    message: str,
+) -> None:
+    made_up("time.sleep(600)", "time.sleep(600)")
+    monkeypatch.setattr(local, "_wait_until_healthy", lambda *_: None)
+    with pytest.raises(CommandError, match=message):
+        with local_group(LocalOptions(tmp_path), ["ngram"]) as group:
+            servers = _children(os.getpid(), 2)
+            servers.sort(key=lambda server: server.pid != group.verify_pid)
+            servers[killed].kill()
+            # Without its verify server a draft server would wait, and the command with it.
+            _wait_until_dead(servers[1])
+            raise Unavailable("Stream removed (Socket closed)")
+
+
+def test_other_errors_stay_what_they_are(
+    made_up: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_up("time.sleep(600)", "time.sleep(600)")
+    monkeypatch.setattr(local, "_wait_until_healthy", lambda *_: None)
+    with pytest.raises(Unavailable), local_servers(LocalOptions(tmp_path)):
+        raise Unavailable("busy")
+
+
+def _wait_until_dead(process: psutil.Process) -> None:
+    """Leaves the exit status to whoever started the process."""
+    end = time.monotonic() + WAIT_S
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def _children(pid: int, number: int) -> list[psutil.Process]:
