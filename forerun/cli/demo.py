@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from forerun.cli.errors import CommandError
 from forerun.cli.local import add_local_arguments, local_options, local_servers
+from forerun.cli.prompts import check_max_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the demonstration; 0 when every run gave the same tokens."""
     if args.repeats < 1:
         raise CommandError(f"--repeats is {args.repeats}; it must be at least 1")
+    check_max_tokens(args.max_tokens)
     options = local_options(args)
     if options.draft == "none":
         raise CommandError("the demo compares drafting with none; take --draft ngram or standalone")

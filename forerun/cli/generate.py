@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, TextIO
 
-from forerun.cli.connection import add_connection_arguments, connection_options
+from forerun.cli.answers import Answers, open_answers
+from forerun.cli.connection import add_connection_arguments, check_timeout, connection_options
 from forerun.cli.errors import CommandError
 from forerun.cli.local import (
     add_local_arguments,
@@ -22,11 +23,12 @@ from forerun.cli.local import (
     local_options,
     local_servers,
 )
-from forerun.cli.prompts import Prompt, is_text, read_prompts
+from forerun.cli.prompts import Prompt, check_max_tokens, is_text, read_prompts
 
 if TYPE_CHECKING:
     from forerun.cli.batch import Settings
     from forerun.client import AsyncClient, GenerationStats, ModelInfo
+    from forerun.client.connection import ConnectionOptions
     from forerun.obs.progress import Report
 
 DEFAULT_CONCURRENCY = 4
@@ -82,16 +84,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generates; 0 when every prompt has its answer."""
-    if args.concurrency < 1:
-        raise CommandError(f"--concurrency is {args.concurrency}; it must be at least 1")
+    _check_limits(args)
     if not args.local and (flags := given_local_flags(args)):
         raise CommandError(f"{flags[0]} sets up a server of this command's own; add --local")
     if args.output and not args.input:
         raise CommandError("--output goes with --input; redirect standard output instead")
     prompts = _prompts(args)
-    with _address(args) as address:
-        asyncio.run(_generate(args, address, prompts))
+    options = connection_options(args)
+    lines = args.input or args.json  # one prompt is streamed as text otherwise
+    with (
+        open_answers(args.output, args.input) if lines else nullcontext() as answers,
+        _address(args) as address,
+    ):
+        asyncio.run(_generate(args, address, options, prompts, answers))
     return 0
+
+
+def _check_limits(args: argparse.Namespace) -> None:
+    """What would be refused anyway, before servers start for it."""
+    from forerun.client.request import generate_request
+
+    if args.concurrency < 1:
+        raise CommandError(f"--concurrency is {args.concurrency}; it must be at least 1")
+    check_max_tokens(args.max_tokens)
+    check_timeout(args.timeout)
+    if "" in (args.stop or ()):
+        raise CommandError("--stop is empty; give at least one character")
+    generate_request("any", stop=args.stop)
 
 
 def _prompts(args: argparse.Namespace) -> list[Prompt]:
@@ -99,13 +118,13 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
         if args.prompt is not None:
             raise CommandError("a prompt and --input exclude each other; give one")
         if args.input == "-":
-            return read_prompts(sys.stdin, "standard input")
+            return read_prompts(_standard_input(), "standard input")
         try:
             with open(args.input, encoding="utf-8-sig") as file:
                 return read_prompts(file, args.input)
         except UnicodeDecodeError as error:
             raise CommandError(f"{args.input} is not UTF-8: {error.reason}") from error
-    if args.prompt is None and sys.stdin.isatty():
+    if args.prompt is None and _standard_input().isatty():
         raise CommandError("no prompt; give one as an argument, on standard input or by --input")
     text = sys.stdin.read() if args.prompt is None else args.prompt
     if not text:
@@ -113,6 +132,12 @@ def _prompts(args: argparse.Namespace) -> list[Prompt]:
     if not is_text(text):
         raise CommandError("the prompt is not UTF-8; convert it first")
     return [Prompt("the prompt", text=text)]
+
+
+def _standard_input() -> TextIO:
+    if sys.stdin is None:
+        raise CommandError("standard input is closed; give a prompt as an argument or by --input")
+    return sys.stdin
 
 
 @contextmanager
@@ -125,26 +150,29 @@ def _address(args: argparse.Namespace) -> Iterator[str | None]:
 
 
 async def _generate(
-    args: argparse.Namespace, address: str | None, prompts: Sequence[Prompt]
+    args: argparse.Namespace,
+    address: str | None,
+    options: ConnectionOptions,
+    prompts: Sequence[Prompt],
+    answers: Answers | None,
 ) -> None:
+    """Streams the one prompt where there are no `answers` to write lines to."""
     from forerun.cli.batch import Settings, generate_all
     from forerun.cli.results import output_line
     from forerun.client import AsyncClient
 
-    options = connection_options(args)
     async with AsyncClient(address, timeout=args.timeout, **options) as client:
         info = await _model_info(client, address)
         chat = info.has_chat_template if args.chat is None else args.chat
         settings = Settings(args.max_tokens, tuple(args.stop or ()), chat)
-        if args.input or args.json:
-            with _output(args.output) as output, _progress(len(prompts), output) as report:
+        if answers is not None:
+            with _progress(len(prompts), answers.file) as report:
                 generations = generate_all(
                     client, prompts, settings, concurrency=args.concurrency, report=report
                 )
                 async with aclosing(generations):
                     async for prompt, generation in generations:
-                        line = output_line(prompt.carried, generation, info.eos_token_ids)
-                        print(line, file=output, flush=True)
+                        answers.print(output_line(prompt.carried, generation, info.eos_token_ids))
         else:
             await _stream(client, prompts[0], settings)
 
@@ -181,15 +209,6 @@ def _summary(stats: GenerationStats) -> str:
     if stats.mean_accepted_length is not None:
         parts.append(f"{stats.mean_accepted_length:.2f} proposed tokens accepted a round")
     return ", ".join(parts)
-
-
-@contextmanager
-def _output(path: str | None) -> Iterator[TextIO]:
-    if path in (None, "-"):
-        yield sys.stdout
-    else:
-        with open(path, "w", encoding="utf-8") as file:
-            yield file
 
 
 def _progress(prompts: int, output: TextIO) -> AbstractContextManager[Report]:

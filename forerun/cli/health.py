@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from forerun.cli.connection import add_connection_arguments, connection_options
+from forerun.cli.connection import add_connection_arguments, check_timeout, connection_options
 
 DEFAULT_TIMEOUT_S = 5.0
 
@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from forerun.client import Client
     from forerun.errors import ForerunError
 
+    check_timeout(args.timeout)
     detail = ""
     with Client(args.address, timeout=args.timeout, **connection_options(args)) as client:
         try:

@@ -38,6 +38,12 @@ def demonstrated(
     yield scripted
 
 
+def test_a_limit_that_no_server_takes(demonstrated: ScriptedGenerate, capsys: Capture) -> None:
+    assert main(["demo", "--max-tokens", "0"]) == 1
+    assert "--max-tokens is 0; it must be in 1..4294967295" in capsys.readouterr().err
+    assert demonstrated.requests == []
+
+
 def test_demo_prints_the_answer_and_the_comparison(
     demonstrated: ScriptedGenerate, capsys: Capture
 ) -> None:

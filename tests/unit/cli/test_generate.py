@@ -32,6 +32,11 @@ def no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FORERUN_ADDRESS", raising=False)
 
 
+@pytest.fixture
+def no_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forerun.cli.generate.local_servers", lambda _: pytest.fail("started"))
+
+
 def _write(path: Path, *entries: dict[str, Any]) -> str:
     path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     return str(path)
@@ -217,18 +222,80 @@ def test_refused_prompt_is_named_after_the_answers_before_it(
         (["--address", "unix:/x", "--input", "/does/not/exist"], "/does/not/exist"),
         (["--address", "unix:/x", ""], "the prompt is empty"),
         (["--local", "--model", "/does/not/exist", "a"], "/does/not/exist"),
+        (["--local", "--max-tokens", "0", "a"], "--max-tokens is 0; it must be in 1..4294967295"),
+        (["--local", "--max-tokens", str(2**32), "a"], "--max-tokens is 4294967296"),
+        (["--local", "--stop", "", "a"], "--stop is empty"),
+        (["--local", "--stop", "\udce9", "a"], "stop: "),
+        (["--local", "--timeout", "nan", "a"], "--timeout is nan; it must be above 0"),
+        (["--local", "--timeout", "-1", "a"], "--timeout is -1"),
+        (["--local", "--timeout", "0", "a"], "--timeout is 0"),
+        (["--local", "--timeout", "1e300", "a"], "--timeout is 1e+300"),
+        (["--local", "--tls-ca", "/does/not/exist", "--token-file", "/x", "a"], "/x"),
         (["--local", "--draft-model", "/", "a"], "--draft standalone"),
         (["a"], "FORERUN_ADDRESS"),
         (["--address", "unix:/does/not/exist", "a"], "serve-draft"),
         (["--address", "127.0.0.1:99999", "a"], "the port is 99999; it must be in 0..65535"),
     ],
 )
-def test_error_is_one_clear_line(capsys: Capture, arguments: list[str], problem: str) -> None:
+def test_error_is_one_clear_line(
+    capsys: Capture, no_servers: None, arguments: list[str], problem: str
+) -> None:
     assert main(["generate", *arguments]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("forerun: error: ") and captured.err.count("\n") == 1
     assert problem in captured.err
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "link.jsonl", "./in.jsonl"])
+def test_prompts_are_not_overwritten(
+    name: str, no_servers: None, tmp_path: Path, capsys: Capture
+) -> None:
+    prompts = _write(tmp_path / "in.jsonl", {"prompt": "ab"})
+    (tmp_path / "link.jsonl").symlink_to(prompts)
+    output = f"{tmp_path}/{name}"
+    assert main(["generate", "--local", "--input", prompts, "--output", output]) == 1
+    assert f"--output {output} is the file of the prompts" in capsys.readouterr().err
+    assert json.loads(Path(prompts).read_text()) == {"prompt": "ab"}
+
+
+def test_a_file_that_cannot_be_written_is_an_error_before_servers_start(
+    no_servers: None, tmp_path: Path, capsys: Capture
+) -> None:
+    prompts = _write(tmp_path / "in.jsonl", {"prompt": "ab"})
+    output = f"{tmp_path}/none/out.jsonl"
+    assert main(["generate", "--local", "--input", prompts, "--output", output]) == 1
+    assert output in capsys.readouterr().err
+
+
+def test_an_old_output_stays_until_the_first_answer(
+    scripted: ScriptedGenerate, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.jsonl"
+    output.write_text("an answer of yesterday\n")
+    for prompt, code in ((REFUSED, 1), ("ab", 0)):
+        prompts = _write(tmp_path / "in.jsonl", {"prompt": prompt})
+        command = ["generate", "--address", scripted.address, "--input", prompts]
+        assert main([*command, "--output", str(output)]) == code
+        assert output.read_text().startswith("an answer of yesterday") is (code == 1)
+    assert json.loads(output.read_text())["text"] == "ba"
+
+
+@pytest.mark.parametrize("arguments", [[], ["--input", "-"]])
+def test_a_closed_standard_input_is_an_error(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["generate", "--address", "unix:/x", *arguments]) == 1
+    assert "standard input is closed; give a prompt" in capsys.readouterr().err
+
+
+def test_a_closed_standard_output_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    assert main(["generate", "--address", "unix:/x", "--json", "a"]) == 1
+    assert "standard output is closed; name a file" in capsys.readouterr().err
 
 
 def test_a_draft_server_that_lacks_a_verify_server_speaks_for_itself(
@@ -244,5 +311,7 @@ def test_health(scripted: ScriptedGenerate, capsys: Capture) -> None:
     assert capsys.readouterr().out == "SERVING\n"
     assert main(["health", "--json", scripted.address]) == 0
     assert json.loads(capsys.readouterr().out) == {"status": "SERVING", "detail": ""}
+    assert main(["health", "--timeout", "nan", scripted.address]) == 1
+    assert "--timeout is nan" in capsys.readouterr().err
     assert main(["health", "--timeout", "1", "unix:/does/not/exist"]) == 1
     assert capsys.readouterr().out.startswith("UNREACHABLE")
