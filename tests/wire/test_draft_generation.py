@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 
 from draft_server.drafters.none import NoDrafter
@@ -201,11 +204,22 @@ async def test_budget_zero_sends_nothing_and_the_drafter_follows() -> None:
 
 
 async def test_sessions_that_wait_are_drafted_for_together() -> None:
-    drafter = ScriptedDrafter(following(alphabet))
-    async with drafting_pair(drafter=drafter) as pair:
+    release = threading.Event()
+
+    def propose(committed: list[int], budget: Budget) -> Tree:
+        assert release.wait(20)
+        return following(alphabet)(committed, budget)
+
+    drafter = ScriptedDrafter(propose)
+    config = {"draft_timeout_ms": 20_000.0}
+    async with drafting_pair(drafter=drafter, config=config, patience_s=20.0) as pair:
         streams = [pair.client.generate(PROMPT, max_tokens=40) for _ in range(8)]
-        for stream in streams:
-            answer = await stream.result()
+        answers = [asyncio.create_task(stream.result()) for stream in streams]
+        taken = lambda: drafter.open_states + sum(drafter.batches)  # noqa: E731
+        jobs = lambda: taken() + pair.server.drafting.num_waiting  # noqa: E731
+        await eventually(lambda: jobs() == 2 * 8, "all are open, and have asked for a tree")
+        release.set()
+        for answer in await asyncio.gather(*answers):
             assert list(answer.token_ids) == base(40)
         assert max(drafter.batches) > 1
         assert pair.verifier.streams == 1
