@@ -45,8 +45,8 @@ def test_engine_report_of_a_tiny_model(capsys: Capture) -> None:
 def test_e2e_runs_every_setting_through_both_servers(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two rounds of a tiny model: what is measured is real, however little it means. Drafts take part
-    whatever a busy machine makes of their time."""
+    """Two rounds of a tiny model: what is measured is real, however little it means. Drafts take
+    part whatever a busy machine makes of their time."""
     monkeypatch.setenv("FORERUN_DRAFT_DRAFT_TIMEOUT_MS", "20000")
     monkeypatch.setenv("FORERUN_VERIFY_ADAPTIVE", "false")
     prompts = tmp_path / "prompts.jsonl"
