@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 import grpc
@@ -185,6 +185,11 @@ async def _reporting(context: Any) -> AsyncIterator[None]:
     try:
         yield
     except ForerunError as error:
+        if error.reason == "VERIFIER_UNREACHABLE":
+            # It was waited for already. A call whose headers came is not tried again by gRPC, which
+            # would wait as long each time.
+            with suppress(grpc.aio.UsageError):  # they went with the first tokens
+                await context.send_initial_metadata(())
         await context.abort_with_status(rpc_status.to_status(to_status(error)))
     except grpc.aio.AbortError:
         raise

@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("FORERUN_DEBUG") or not _is_for_people(error):
             raise
-        print(f"forerun: error: {str(error) or type(error).__name__}", file=sys.stderr)
+        told = f"{error}; {_remedy(error)}" if isinstance(error, ImportError) else str(error)
+        print(f"forerun: error: {told or type(error).__name__}", file=sys.stderr)
         return 1
 
 
@@ -75,11 +76,20 @@ def build_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     return parser
 
 
+def _remedy(missing: ImportError) -> str:
+    """What a client's own installation lacks: the extras are all that forerun does not bring."""
+    extra = "torch" if missing.name == "torch" else "serve"
+    return f"the extra brings it: pip install '.[{extra}]' where forerun's sources are"
+
+
 def _is_for_people(error: Exception) -> bool:
     """Whether str(error) is a message to a person, and not a defect of this program."""
     from forerun.cli.errors import CommandError
     from forerun.errors import ForerunError
 
+    if isinstance(error, ImportError):
+        # Of what others wrote; that a module of this project lacks something is a defect.
+        return (error.name or "").split(".")[0] not in {"forerun", "draft_server", "verify_server"}
     # gRPC tells of an address that is taken by a RuntimeError; its subclasses tell of defects.
     return type(error) is RuntimeError or isinstance(
         error, (CommandError, ForerunError, MemoryError, OSError, ValueError)

@@ -9,7 +9,8 @@ import pytest
 
 from draft_server.drafters.standalone import StandaloneDrafter
 from draft_server.session import Session
-from forerun.client import Generation
+from draft_server.verifier_stream import VerifierStream
+from forerun.client import AsyncClient, Generation
 from forerun.errors import (
     DeadlineExceeded,
     Internal,
@@ -101,7 +102,9 @@ async def test_the_draft_model_goes_on_where_it_was() -> None:
         await eventually(lambda: engine.pages_free == 100, "the draft model's KV is freed")
 
 
-async def test_without_a_verify_server_the_user_is_told_in_time() -> None:
+async def test_without_a_verify_server_the_user_is_told_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with drafting_pair(config={"reopen_timeout_s": 0.3}) as pair:
         gate = Gate(pair, len(PROMPT_IDS) + 30)
         task = asyncio.create_task(pair.client.complete(PROMPT, max_tokens=120))
@@ -114,8 +117,20 @@ async def test_without_a_verify_server_the_user_is_told_in_time() -> None:
             await task
         assert caught.value.reason == "VERIFIER_UNREACHABLE"
         await eventually(lambda: pair.sample("verifier_up") == 0, "the gauge drops")
-        with pytest.raises(Unavailable):
-            await pair.client.complete(PROMPT, max_tokens=3)
+        waits: list[float | None] = []
+        known_target = VerifierStream.known_target
+
+        async def counted(
+            stream: VerifierStream, deadline: float | None
+        ) -> verify_pb2.GetTargetInfoResponse:
+            waits.append(deadline)
+            return await known_target(stream, deadline)
+
+        monkeypatch.setattr(VerifierStream, "known_target", counted)
+        async with AsyncClient(pair.server.address, max_retries=2) as client:
+            with pytest.raises(Unavailable):
+                await client.complete(PROMPT, max_tokens=3)
+        assert len(waits) == 1, "the wait is not repeated"
         await pair.verifier.start(pair.verifier_address)
         await pair.server.wait_ready()
         assert list((await pair.client.complete(PROMPT, max_tokens=3)).token_ids) == base(3)

@@ -61,7 +61,26 @@ def test_error_is_one_line_and_exit_code_1(
     assert captured.out == ""
 
 
-@pytest.mark.parametrize("defect", [KeyError("x"), RecursionError("x"), AssertionError("x")])
+@pytest.mark.parametrize(("name", "extra"), [("numpy", "serve"), ("torch", "torch")])
+def test_what_is_not_installed_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, extra: str
+) -> None:
+    error = ModuleNotFoundError(f"No module named '{name}'", name=name)
+    assert _run_command(monkeypatch, _raise(error)) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert name in lines[0] and f"pip install '.[{extra}]'" in lines[0]
+
+
+@pytest.mark.parametrize(
+    "defect",
+    [
+        KeyError("x"),
+        RecursionError("x"),
+        AssertionError("x"),
+        ImportError("cannot import name 'x' from 'forerun.client'", name="forerun.client"),
+    ],
+)
 def test_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, defect: Exception) -> None:
     with pytest.raises(type(defect)):
         _run_command(monkeypatch, _raise(defect))
