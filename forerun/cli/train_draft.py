@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Trains; 0 when the budget is spent, 130 when it was interrupted and can go on."""
     if importlib.util.find_spec("torch") is None:
-        raise CommandError("training needs PyTorch, which forerun's extra torch brings: pip install torch")
+        raise CommandError("training needs PyTorch, of forerun's extra torch: pip install torch")
     if args.minutes <= 0 and args.tokens <= 0 and args.only != "data":
         raise CommandError("training needs an end; give --minutes or --tokens")
 
