@@ -135,8 +135,11 @@ class Scheduler:
         if step.rows:
             outs = self._engine.forward(step.rows)
             ended = self._judge.settle(step, outs, began_ns, self._clock_ns, self._stream)
-            for session, reason in ended:
-                self._finish(session, reason)
+            for session, end in ended:
+                if isinstance(end, ForerunError):
+                    self._fail(session, end)
+                else:
+                    self._finish(session, end)
             self._residency.admit()
             self._free_ns = self._clock_ns()
         phases = Counter(session.phase for session in self._sessions.values())

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from forerun.engine.interface import RowsOut, TargetEngine
 from forerun.engine.interface import Sequence as Cache
+from forerun.errors import ForerunError, Internal
 from forerun.stats import SessionStats
 from forerun.tree import Budget, Tree, verify_greedy
 from verify_server import budget, sizing
@@ -25,6 +26,10 @@ from verify_server.residency import Residency
 from verify_server.sessions import Phase, Session
 from verify_server.step import Step
 from verify_server.stops import FinishReason
+
+NO_NUMBERS = (
+    "no logit of the target is a number; its weights are damaged, or overflow in --dtype bfloat16"
+)
 
 
 @dataclass(slots=True)
@@ -79,18 +84,22 @@ class Judge:
         began_ns: int,
         clock_ns: Callable[[], int],
         stream: Callable[[int], StreamOutput],
-    ) -> list[tuple[Session, FinishReason]]:
+    ) -> list[tuple[Session, FinishReason | ForerunError]]:
         """Commits what stays and writes the step's openings, verdicts and hidden states.
 
-        Returns the sessions that ended, whose pages are freed already; the caller drops them.
+        Returns the sessions that ended, or failed, and why; the caller drops them.
         """
         rulings: list[_Ruling] = []
+        failed: list[Session] = []
         kept: list[tuple[Cache, Sequence[int] | int]] = []
         for session, rows, tree, out in zip(
             step.sessions, step.rows, step.trees, outs, strict=True
         ):
             assert session.sequence is not None
             stays: Sequence[int] | int
+            if _undefined(tree, out):
+                failed.append(session)
+                continue
             if tree is None:
                 ruling, stays = _rule_prompt(session, len(rows.token_ids), out)
             else:
@@ -101,7 +110,10 @@ class Judge:
         for ruling in rulings:
             self._keep_for_others(ruling)
         self._move_on(rulings)
-        ended = [(ruling.session, ruling.reason) for ruling in rulings if ruling.reason is not None]
+        ended: list[tuple[Session, FinishReason | ForerunError]] = [
+            (ruling.session, ruling.reason) for ruling in rulings if ruling.reason is not None
+        ]
+        ended += [(session, Internal(NO_NUMBERS)) for session in failed]
         now_ns = clock_ns()
         lean = step.count(prefill=True) == 0
         self._costs.record(step.weighed_rows, now_ns - began_ns, lean=lean)
@@ -241,6 +253,15 @@ class Judge:
 
 def _timing(since_ns: int, moment: _Moment) -> Timing:
     return Timing(max(0, moment.began_ns - since_ns), moment.now_ns - moment.began_ns)
+
+
+def _undefined(tree: Tree | None, out: RowsOut) -> bool:
+    """Whether the target has no next token. On nodes that are not accepted that does not matter."""
+    predictions = out.predictions.tolist()
+    return (
+        bool(predictions)
+        and (predictions[-1] if tree is None else verify_greedy(tree, predictions)[1]) < 0
+    )
 
 
 def _rule_prompt(session: Session, count: int, out: RowsOut) -> tuple[_Ruling, int]:

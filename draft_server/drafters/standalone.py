@@ -193,8 +193,8 @@ class StandaloneDrafter:
 
     def _append(self, chains: Sequence[_Chain], predictions: Sequence[int]) -> None:
         for chain, token_id in zip(chains, predictions, strict=True):
-            # A padding row of the embedding, or a token that the target does not have.
-            chain.ended = token_id >= self._vocab_size
+            # A padding row of the embedding, a token that the target does not have, or none at all.
+            chain.ended = not 0 <= token_id < self._vocab_size
             if not chain.ended:
                 chain.token_ids.append(token_id)
 

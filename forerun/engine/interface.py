@@ -73,7 +73,8 @@ class Rows:
 
 @dataclass(slots=True)
 class RowsOut:
-    """predictions: int32 [n], [1] or [0], the target's argmax after each row (ties: lowest id).
+    """predictions: int32 [n], [1] or [0], the target's argmax after each row (ties: lowest id;
+    -1: no logit is a number).
     hidden: uint16 holding bfloat16 bits, [n, taps, hidden_size]; None without taps."""
 
     predictions: NDArray[np.int32]

@@ -244,7 +244,9 @@ void Engine::forward(const std::vector<NewRows>& batch, const std::vector<int>& 
     for (int t = 1; t < pool_.size(); ++t) {
       if (best_[t][i] > best_[top][i]) top = t;
     }
-    out.predictions[i] = best_id_[top][i];
+    // Nothing is larger than it where all are NaN.
+    const bool numbers = best_[top][i] > -std::numeric_limits<float>::infinity();
+    out.predictions[i] = numbers ? best_id_[top][i] : -1;
   }
 }
 

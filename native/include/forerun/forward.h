@@ -28,8 +28,9 @@ struct NewRows {
 };
 
 struct ForwardOut {
-  std::vector<std::int32_t> predictions;  // of the predicted rows, in order
-  std::vector<std::uint16_t> hidden;      // [taps, rows, hidden_size], bfloat16
+  // Of the predicted rows, in order; -1 where no logit is a number.
+  std::vector<std::int32_t> predictions;
+  std::vector<std::uint16_t> hidden;  // [taps, rows, hidden_size], bfloat16
 };
 
 struct ForwardConfig {

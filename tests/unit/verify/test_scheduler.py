@@ -62,6 +62,34 @@ def test_a_verdict_says_how_much_of_a_tree_took_part(monkeypatch: pytest.MonkeyP
     assert not any(verdict.plain for verdict in seen.verdicts)
 
 
+@pytest.mark.parametrize("length", [3, 4, 9])
+@pytest.mark.parametrize("drafting", [False, True])
+def test_a_session_whose_logits_are_no_numbers_fails_alone(length: int, drafting: bool) -> None:
+    def undefined(sequence: tuple[int, ...]) -> int:
+        # Behind a token that nobody accepts it does not matter.
+        broken = sequence[0] == 9 and (len(sequence) >= length or 0 in sequence)
+        return -1 if broken else 1 + NEXT(sequence) % (VOCAB - 1)
+
+    stepping = Stepping(ScriptedTarget(undefined))
+    bad = stepping.open(1, [9, 1, 2], 20, drafting=drafting)
+    good = stepping.open(2, [5, 1, 2], 20, drafting=drafting)
+
+    def draft(seen: Seen) -> Tree:
+        root = seen.committed[-1]
+        right = undefined(tuple(seen.committed))
+        return Tree((root, 0, max(right, 1)), (-1, 0, 0))
+
+    stepping.run(draft)
+    assert good.tokens == decode_plainly(undefined, good.prompt, 20)
+    # A node that was accepted in the last round goes with it.
+    assert length - 3 - drafting <= len(bad.tokens) <= length - 3
+    assert bad.tokens == decode_plainly(undefined, bad.prompt, len(bad.tokens))
+    assert [failure.error.reason for failure in bad.failures] == ["INTERNAL"]
+    assert bad.failures[0].ended and not bad.finished
+    assert stepping.target.pages_free == stepping.target.info.pages_total
+    assert stepping.scheduler.num_sessions == 0
+
+
 def test_first_token_alone_takes_one_forward_and_no_tree() -> None:
     stepping = Stepping(ScriptedTarget(NEXT))
     seen = stepping.open(1, [1, 2, 3], 1, drafting=True)
