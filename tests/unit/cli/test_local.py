@@ -53,7 +53,11 @@ def test_flags_become_options(tmp_path: Path) -> None:
 REPOSITORY = Path(__file__).parents[3]
 
 # What a process of its own runs to start the made-up servers.
+# Who runs tests in the background may have these signals ignored, and children inherit that.
 SET_UP = """\
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from pathlib import Path
 from forerun.cli import local, main
 local.TARGET_PACKAGE, local.DRAFT_PACKAGE = "made_up_target", "made_up_draft"
