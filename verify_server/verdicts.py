@@ -96,14 +96,15 @@ class Judge:
             step.sessions, step.rows, step.trees, outs, strict=True
         ):
             assert session.sequence is not None
-            stays: Sequence[int] | int
-            if _undefined(tree, out):
+            ruled = (
+                _rule_prompt(session, len(rows.token_ids), out)
+                if tree is None
+                else _rule_round(session, tree, out)
+            )
+            if ruled is None:
                 failed.append(session)
                 continue
-            if tree is None:
-                ruling, stays = _rule_prompt(session, len(rows.token_ids), out)
-            else:
-                ruling, stays = _rule_round(session, tree, out)
+            ruling, stays = ruled
             rulings.append(ruling)
             kept.append((session.sequence, stays))
         self._engine.commit(kept)
@@ -255,30 +256,27 @@ def _timing(since_ns: int, moment: _Moment) -> Timing:
     return Timing(max(0, moment.began_ns - since_ns), moment.now_ns - moment.began_ns)
 
 
-def _undefined(tree: Tree | None, out: RowsOut) -> bool:
-    """Whether the target has no next token. On nodes that are not accepted that does not matter."""
-    predictions = out.predictions.tolist()
-    return (
-        bool(predictions)
-        and (predictions[-1] if tree is None else verify_greedy(tree, predictions)[1]) < 0
-    )
-
-
-def _rule_prompt(session: Session, count: int, out: RowsOut) -> tuple[_Ruling, int]:
+def _rule_prompt(session: Session, count: int, out: RowsOut) -> tuple[_Ruling, int] | None:
+    """None where the target has no next token, as for `_rule_round`."""
     assert session.sequence is not None
+    block = [int(token_id) for token_id in out.predictions]
+    if block and block[-1] < 0:
+        return None
     hidden = None
     if out.hidden is not None:
         # Sent before, when the session was in the pool the first time.
         known = max(0, session.prompt_hidden_sent - session.sequence.length)
         hidden = _hidden(session, session.sequence.length + known, out.hidden[known:])
         session.prompt_hidden_sent = session.sequence.length + count
-    block = [int(token_id) for token_id in out.predictions]
     emitted, reason = session.emit(block) if block else (0, None)
     return _Ruling(session, None, [], block, emitted, reason, hidden), count
 
 
-def _rule_round(session: Session, tree: Tree, out: RowsOut) -> tuple[_Ruling, list[int]]:
+def _rule_round(session: Session, tree: Tree, out: RowsOut) -> tuple[_Ruling, list[int]] | None:
+    """None where the target has no next token. On nodes that are not accepted that is nothing."""
     accepted, bonus = verify_greedy(tree, out.predictions.tolist())
+    if bonus < 0:
+        return None
     root_position = len(session.committed) - 1
     block = [*(tree.token_ids[node] for node in accepted), bonus]
     emitted, reason = session.emit(block)
