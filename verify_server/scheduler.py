@@ -45,8 +45,6 @@ from verify_server.stops import FinishReason
 from verify_server.verdicts import Judge
 
 RETRY_AFTER_MS = 500
-# The weight of the newest of a session's times to answer.
-ANSWER_WEIGHT = 0.25
 
 
 class Scheduler:
@@ -166,9 +164,9 @@ class Scheduler:
 
     def _hold_until_ns(self, now_ns: int) -> int:
         """Until when the next step waits for trees that are about to come; 0: it does not."""
-        decoding = self._residency.decoding
         if not self._config.adaptive:
             return 0
+        decoding = self._residency.decoding
         prompts = len(decoding) < len(self._residency.residents)
         return hold_until_ns(
             decoding, self._costs, prompts=prompts, now_ns=now_ns, free_ns=self._free_ns
@@ -235,10 +233,7 @@ class Scheduler:
             session.due_ns = min(session.due_ns, event.received_ns)
             self._stream(event.stream).failures.append(Failure(event.session, error, ended=False))
             return
-        session.tree = event.tree.first(session.granted.nodes)
-        session.tree_received_ns = event.received_ns
-        weight = ANSWER_WEIGHT if session.answer_ns else 1.0
-        session.answer_ns += weight * (session.waited_ns - session.answer_ns)
+        session.take(event.tree.first(session.granted.nodes), event.received_ns)
 
     def _expire(self, now_ns: int) -> None:
         for session in list(self._sessions.values()):

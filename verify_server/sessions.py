@@ -16,6 +16,9 @@ from verify_server.budget import NONE, Pace
 from verify_server.events import Outcome, TreeArrived
 from verify_server.stops import FinishReason, StopRule
 
+# The weight of the newest of a session's times to answer.
+ANSWER_WEIGHT = 0.25
+
 
 class Phase(Enum):
     """Where a session is. It waits for pages first, and again after it had to give them back."""
@@ -132,6 +135,13 @@ class Session:
         if self.granted.nodes == 0:
             return Dropped.UNWANTED
         return None
+
+    def take(self, tree: Tree, received_ns: int) -> None:
+        """The tree of the round that is on."""
+        self.tree = tree
+        self.tree_received_ns = received_ns
+        weight = ANSWER_WEIGHT if self.answer_ns else 1.0
+        self.answer_ns += weight * (self.waited_ns - self.answer_ns)
 
     def emit(self, block: SequenceOf[int]) -> tuple[int, FinishReason | None]:
         """Commits the tokens of `block` up to where the session ends: how many, and why it ends."""
