@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from forerun import _native
 from forerun.engine.config import EngineConfig
 from forerun.engine.interface import Sequence
-from forerun.engine.isa import isa_report, pinned_cpus
 from forerun.engine.memory import fitting_memory
+from forerun.engine.native_config import native_config
 from forerun.engine.pages import PagePool
 from forerun.engine.weights import angles, row_blocks
-from forerun.hardware import default_threads
 from forerun.models import Checkpoint
 from forerun.models.eagle3 import EMBEDDING, Eagle3Checkpoint
 
@@ -124,25 +123,15 @@ class DraftHead:
                 weights.load_rows("embedding", start, target.read_rows(embedding, start, stop))
         weights.check_complete()
 
-        threads = config.threads or default_threads().count
-        pages = config.kv_tokens // config.page_size
+        native_options = native_config(config)
+        pages = native_options["pages"]
         max_context = min(
             config.max_context or target.config.max_positions, pages * config.page_size
         )
         with fitting_memory(config):
             cos, sin = angles(shape.rope, shape.head_dim, max_context)
             native = _native.DraftHead(
-                weights=weights,
-                bf16=config.dtype == "bfloat16",
-                page_size=config.page_size,
-                pages=pages,
-                max_rows=config.max_rows,
-                threads=threads,
-                cpus=pinned_cpus(threads) if config.pin else [],
-                isa=isa_report(forced=config.isa)["selected"],
-                cos=cos,
-                sin=sin,
-                top_k=top_k,
+                weights=weights, cos=cos, sin=sin, top_k=top_k, **native_options
             )
         info = HeadInfo(
             taps=shape.taps,

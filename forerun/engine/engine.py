@@ -14,11 +14,10 @@ import numpy as np
 from forerun import _native
 from forerun.engine.config import EngineConfig
 from forerun.engine.interface import EngineInfo, Rows, RowsOut, Sequence
-from forerun.engine.isa import isa_report, pinned_cpus
 from forerun.engine.memory import fitting_memory
+from forerun.engine.native_config import native_config
 from forerun.engine.pages import PagePool
 from forerun.engine.weights import Progress, angles, load_model
-from forerun.hardware import default_threads
 from forerun.models import Checkpoint, ModelConfig
 
 
@@ -45,9 +44,8 @@ class Engine:
         for one that does not fit.
         """
         model_config = checkpoint.config
-        isa = isa_report(forced=config.isa)["selected"]
-        threads = config.threads or default_threads().count
-        pages = config.kv_tokens // config.page_size
+        native_options = native_config(config)
+        pages = native_options["pages"]
         max_context = min(
             config.max_context or model_config.max_positions,
             model_config.max_positions,
@@ -56,22 +54,11 @@ class Engine:
         with fitting_memory(config):
             model, fingerprint = load_model(checkpoint, config.vocab_size, progress)
             cos, sin = angles(model_config.rope, model_config.head_dim, max_context)
-            native = _native.Engine(
-                model=model,
-                bf16=config.dtype == "bfloat16",
-                page_size=config.page_size,
-                pages=pages,
-                max_rows=config.max_rows,
-                threads=threads,
-                cpus=pinned_cpus(threads) if config.pin else [],
-                isa=isa,
-                cos=cos,
-                sin=sin,
-            )
+            native = _native.Engine(model=model, cos=cos, sin=sin, **native_options)
         info = EngineInfo(
-            isa=isa,
+            isa=native_options["isa"],
             dtype=config.dtype,
-            threads=threads,
+            threads=native_options["threads"],
             page_size=config.page_size,
             pages_total=pages,
             max_rows=config.max_rows,
