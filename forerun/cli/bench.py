@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.cli import bench_acceptance
 from forerun.cli.errors import CommandError
+from forerun.cli.limits import check_at_least_one
 from forerun.cli.local import DRAFTS, DTYPES, LocalOptions, local_group
 
 if TYPE_CHECKING:
@@ -91,13 +92,6 @@ def _add_common_arguments(parser: argparse.ArgumentParser, rounds: int) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def _rounds(args: argparse.Namespace) -> int:
-    rounds: int = args.rounds
-    if rounds < 1:
-        raise CommandError(f"--rounds is {rounds}; it must be at least 1")
-    return rounds
-
-
 def _counts(text: str) -> tuple[int, ...]:
     counts = tuple(sorted({int(part) for part in text.split(",")}))
     if counts[0] < 1:
@@ -119,7 +113,8 @@ def _measure_engine(args: argparse.Namespace) -> dict[str, Any]:
     from forerun.models import default_model_path, open_checkpoint
     from forerun.obs.progress import progress
 
-    plan = Plan(rounds=_rounds(args))
+    check_at_least_one(args, "rounds")
+    plan = Plan(rounds=args.rounds)
     if args.quick:
         plan = Plan((1, 4), (1, 8), (128,), (128,), rounds=args.rounds)
     config = EngineConfig(
@@ -149,7 +144,8 @@ def _measure_e2e(args: argparse.Namespace) -> dict[str, Any]:
     drafts = args.drafts or (*DEFAULT_DRAFTS, *(["standalone"] if args.draft_model else []))
     if args.draft_model and "standalone" not in drafts:
         raise CommandError(f"--draft-model goes with standalone, not with {', '.join(drafts)}")
-    plan = Plan(args.concurrency, args.max_tokens, _rounds(args))
+    check_at_least_one(args, "rounds")
+    plan = Plan(args.concurrency, args.max_tokens, args.rounds)
     path = args.model or default_model_path()
     options = LocalOptions(
         path,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun.cli.errors import CommandError
+from forerun.cli.limits import check_at_least_one
 from forerun.cli.local import add_local_arguments, local_group, local_options
 
 if TYPE_CHECKING:
@@ -61,10 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Runs the servers and asks them."""
-    for name in ("questions", "max_tokens", "concurrency"):
-        if getattr(args, name) < 1:
-            flag = "--" + name.replace("_", "-")
-            raise CommandError(f"{flag} is {getattr(args, name)}; it must be at least 1")
+    check_at_least_one(args, "questions", "max_tokens", "concurrency")
     options = local_options(args)
     if options.draft == "none":
         raise CommandError("drafts are compared with none; give another --draft")

@@ -6,12 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forerun.cli.errors import CommandError
-
 if TYPE_CHECKING:
     from forerun.client.connection import ConnectionOptions
-
-MAX_TIMEOUT_S = 1_000_000_000
 
 
 def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,14 +20,6 @@ def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--token-file", metavar="PATH", help="file with the token to send; default: FORERUN_TOKEN"
     )
-
-
-def check_timeout(seconds: float | None) -> None:
-    """Raises CommandError for a --timeout that is no time to wait; None is no limit."""
-    if seconds is not None and not 0 < seconds <= MAX_TIMEOUT_S:
-        raise CommandError(
-            f"--timeout is {seconds:g}; it must be above 0 and at most {MAX_TIMEOUT_S} seconds"
-        )
 
 
 def connection_options(args: argparse.Namespace) -> ConnectionOptions:

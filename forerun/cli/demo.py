@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from forerun.cli.errors import CommandError
+from forerun.cli.limits import check_at_least_one, check_max_tokens
 from forerun.cli.local import add_local_arguments, local_options, local_servers
-from forerun.cli.prompts import check_max_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,8 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the demonstration; 0 when every run gave the same tokens."""
-    if args.repeats < 1:
-        raise CommandError(f"--repeats is {args.repeats}; it must be at least 1")
+    check_at_least_one(args, "repeats")
     check_max_tokens(args.max_tokens)
     options = local_options(args)
     if options.draft == "none":

@@ -15,15 +15,16 @@ from contextlib import AbstractContextManager, aclosing, contextmanager, nullcon
 from typing import TYPE_CHECKING, TextIO
 
 from forerun.cli.answers import Answers, open_answers
-from forerun.cli.connection import add_connection_arguments, check_timeout, connection_options
+from forerun.cli.connection import add_connection_arguments, connection_options
 from forerun.cli.errors import CommandError
+from forerun.cli.limits import check_at_least_one, check_max_tokens, check_timeout
 from forerun.cli.local import (
     add_local_arguments,
     given_local_flags,
     local_options,
     local_servers,
 )
-from forerun.cli.prompts import Prompt, check_max_tokens, is_text, read_prompts
+from forerun.cli.prompts import Prompt, is_text, read_prompts
 
 if TYPE_CHECKING:
     from forerun.cli.batch import Settings
@@ -104,8 +105,7 @@ def _check_limits(args: argparse.Namespace) -> None:
     """What would be refused anyway, before servers start for it."""
     from forerun.client.request import generate_request
 
-    if args.concurrency < 1:
-        raise CommandError(f"--concurrency is {args.concurrency}; it must be at least 1")
+    check_at_least_one(args, "concurrency")
     check_max_tokens(args.max_tokens)
     check_timeout(args.timeout)
     if "" in (args.stop or ()):

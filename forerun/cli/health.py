@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from forerun.cli.connection import add_connection_arguments, check_timeout, connection_options
+from forerun.cli.connection import add_connection_arguments, connection_options
+from forerun.cli.limits import check_timeout
 
 DEFAULT_TIMEOUT_S = 5.0
 

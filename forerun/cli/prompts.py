@@ -19,7 +19,6 @@ from forerun.cli.results import OUTPUT_KEYS
 if TYPE_CHECKING:
     from forerun.models import Tokenizer
 
-MAX_TOKENS = 2**32 - 1  # what a request can hold
 PROMPT_KEYS = ("prompt", "messages", "prompt_token_ids")
 
 
@@ -63,12 +62,6 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
     if tokenizer.has_chat_template:
         return tokenizer.encode_chat([{"role": "user", "content": text}])
     return tokenizer.encode(text)
-
-
-def check_max_tokens(count: int | None) -> None:
-    """Raises CommandError for a --max-tokens that no server takes; None is no limit."""
-    if count is not None and not 1 <= count <= MAX_TOKENS:
-        raise CommandError(f"--max-tokens is {count}; it must be in 1..{MAX_TOKENS}")
 
 
 def is_text(text: str) -> bool:

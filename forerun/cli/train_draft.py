@@ -10,10 +10,10 @@ import importlib.util
 from pathlib import Path
 
 from forerun.cli.errors import CommandError
+from forerun.cli.parser import INTERRUPTED
 
 METHODS = ("eagle3",)
 DEFAULT_TARGET = "default"
-INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
