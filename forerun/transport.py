@@ -137,12 +137,18 @@ class Security:
         return server.add_secure_port(address, credentials)
 
 
+def _socket_path(address: str) -> str | None:
+    """The file of a Unix socket's address; None for any other."""
+    scheme, _, path = address.partition(":")
+    return path.removeprefix("//") if scheme == "unix" else None
+
+
 def _why_not_bound(address: str) -> str | None:
     """What the system says against the address itself, None where it has nothing against it. gRPC
     tells it to its own log alone."""
+    path = _socket_path(address)
     try:
-        if address.startswith("unix:"):
-            path = address.removeprefix("unix:").removeprefix("//")
+        if path is not None:
             with socket.socket(socket.AF_UNIX) as probe:
                 probe.bind(path)
             Path(path).unlink()
@@ -161,12 +167,12 @@ def _why_not_bound(address: str) -> str | None:
 def _check_free(address: str) -> None:
     """Raises RuntimeError where a server listens on the Unix socket already: gRPC would put its own
     socket in that one's place, and leave the server there without callers."""
-    if not address.startswith("unix:"):
+    path = _socket_path(address)
+    if path is None:
         return
-    path = address.removeprefix("unix:")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
-            probe.connect(path.removeprefix("//"))
+            probe.connect(path)
         except OSError:
             return  # nobody there; what is wrong with the path otherwise is gRPC's to tell
     raise RuntimeError(f"{address} is taken: another server listens there")

@@ -119,7 +119,6 @@ def engine_config(
         settings.kv_tokens,
         checkpoint.config.max_positions,
     )
-
     return EngineConfig(
         dtype=settings.dtype,
         kv_tokens=settings.kv_tokens,
