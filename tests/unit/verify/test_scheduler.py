@@ -6,30 +6,22 @@ import random
 
 import pytest
 
-from forerun.errors import InvalidTree
 from forerun.tree import Budget, Tree
 from tests.fixtures.scripted_target import (
     ScriptedTarget,
     decode_plainly,
     hash_next,
-    hidden_state,
     script_next,
 )
-from tests.fixtures.scripted_trees import chain, random_tree, wrong
+from tests.fixtures.scripted_trees import chain, random_tree, right_chains
 from tests.fixtures.stepping import MILLISECOND, Seen, Stepping
-from verify_server import sizing
-from verify_server.budget import LONGEST_PAUSE
-from verify_server.costs import StepCosts
-from verify_server.events import CloseStream, Outcome
+from verify_server.events import CloseStream
 from verify_server.stops import FinishReason
 
 VOCAB = 1000
 NEXT = hash_next(VOCAB)
+right_chain = right_chains(NEXT, VOCAB)
 EOS = 7
-
-
-def right_chain(seen: Seen) -> Tree:
-    return chain(NEXT, seen.committed, seen.budget.depth, 0, VOCAB)
 
 
 def test_plain_decoding_equals_base() -> None:
@@ -42,52 +34,6 @@ def test_plain_decoding_equals_base() -> None:
     assert seen.finished[0].reason is FinishReason.LENGTH
     assert all(verdict.plain for verdict in seen.verdicts)
     assert seen.finished[0].stats.plain_steps == 19
-
-
-def test_a_verdict_says_how_much_of_a_tree_took_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At first all of it has the time, at last none."""
-    most = iter([16, 2, 1, 0])
-    monkeypatch.setattr(
-        sizing, "cut_trees", lambda _, trees, **__: [t.first(next(most)) for t in trees]
-    )
-    monkeypatch.setattr(StepCosts, "record", lambda self, *_, **__: setattr(self, "fitted", True))
-    stepping = Stepping(ScriptedTarget(NEXT))
-    seen = stepping.open(1, [1, 2, 3], 60, drafting=True)
-    stepping.step()
-    for _ in range(4):
-        stepping.send(1, chain(NEXT, seen.committed, 4, 0, VOCAB))
-        stepping.step()
-    assert [verdict.verified_nodes for verdict in seen.verdicts] == [4, 2, 1, 0]
-    assert [len(verdict.token_ids) for verdict in seen.verdicts] == [4, 2, 1, 0]
-    assert not any(verdict.plain for verdict in seen.verdicts)
-
-
-@pytest.mark.parametrize("length", [3, 4, 9])
-@pytest.mark.parametrize("drafting", [False, True])
-def test_a_session_whose_logits_are_no_numbers_fails_alone(length: int, drafting: bool) -> None:
-    def undefined(sequence: tuple[int, ...]) -> int:
-        # Behind a token that nobody accepts it does not matter.
-        broken = sequence[0] == 9 and (len(sequence) >= length or 0 in sequence)
-        return -1 if broken else 1 + NEXT(sequence) % (VOCAB - 1)
-
-    stepping = Stepping(ScriptedTarget(undefined))
-    bad = stepping.open(1, [9, 1, 2], 20, drafting=drafting)
-    good = stepping.open(2, [5, 1, 2], 20, drafting=drafting)
-
-    def draft(seen: Seen) -> Tree:
-        root = seen.committed[-1]
-        right = undefined(tuple(seen.committed))
-        return Tree((root, 0, max(right, 1)), (-1, 0, 0))
-
-    stepping.run(draft)
-    assert good.tokens == decode_plainly(undefined, good.prompt, 20)
-    # A node that was accepted in the last round goes with it.
-    assert length - 3 - drafting <= len(bad.tokens) <= length - 3
-    assert bad.tokens == decode_plainly(undefined, bad.prompt, len(bad.tokens))
-    assert [failure.error.reason for failure in bad.failures] == ["INTERNAL"]
-    assert bad.failures[0].ended and not bad.finished
-    assert stepping.target.pages_free == stepping.target.info.pages_total
-    assert stepping.scheduler.num_sessions == 0
 
 
 def test_first_token_alone_takes_one_forward_and_no_tree() -> None:
@@ -201,41 +147,6 @@ def test_a_root_only_tree_is_a_plain_step_at_once() -> None:
     assert seen.verdicts[0].round == 1
 
 
-def test_a_late_tree_is_waited_for_no_longer_than_patience() -> None:
-    stepping = Stepping(ScriptedTarget(NEXT), patience_ms=20)
-    seen = stepping.open(1, [1], 5, drafting=True)
-    stepping.step()
-    opened_ns = stepping.now_ns
-    assert stepping.scheduler.next_due_ns() == opened_ns + 20 * MILLISECOND
-    stepping.now_ns = opened_ns + 20 * MILLISECOND - 1
-    stepping.step()
-    assert not seen.verdicts
-    late = Tree.chain([seen.tokens[-1], 1])
-    stepping.now_ns = opened_ns + 20 * MILLISECOND
-    stepping.step()
-    assert seen.verdicts[0].plain
-    stepping.send(1, late, round=1)
-    stepping.step()
-    assert stepping.metrics.value("stale_trees_total", reason="round") == 1
-    assert seen.tokens == decode_plainly(NEXT, [1], 2)
-
-
-def test_the_patience_of_a_session_wins_over_the_default() -> None:
-    stepping = Stepping(ScriptedTarget(NEXT), patience_ms=20)
-    stepping.open(1, [1], 5, drafting=True, patience_us=1500)
-    stepping.step()
-    assert stepping.scheduler.next_due_ns() == stepping.now_ns + 1_500_000
-
-
-def test_no_session_is_waited_for_longer_than_the_cap() -> None:
-    stepping = Stepping(ScriptedTarget(NEXT), max_patience_ms=500)
-    seen = stepping.open(1, [1], 5, drafting=True, patience_us=2**32 - 1)
-    stepping.step()
-    assert stepping.scheduler.next_due_ns() == stepping.now_ns + 500 * MILLISECOND
-    stepping.run()
-    assert seen.tokens == decode_plainly(NEXT, [1], 5)
-
-
 def test_a_step_waits_for_nobody() -> None:
     target = ScriptedTarget(NEXT)
     stepping = Stepping(target)
@@ -259,85 +170,6 @@ def test_a_round_holds_all_sessions_that_are_ready() -> None:
     stepping.open(4, [5, 6], 5)
     stepping.step()
     assert sorted(len(rows.token_ids) for rows in target.forwards[-1]) == [1, 2, 4, 4]
-
-
-@pytest.mark.parametrize(
-    ("stamp", "reason"),
-    [
-        ({"round": 2}, "round"),
-        ({"round": 0}, "round"),
-        ({"committed_len": 1}, "committed_len"),
-        ({"assumed": Outcome(0, 3, 4)}, "assumed"),
-    ],
-)
-def test_a_tree_for_something_else_is_dropped(stamp: dict[str, object], reason: str) -> None:
-    stepping = Stepping(ScriptedTarget(NEXT))
-    seen = stepping.open(1, [1], 9, drafting=True)
-    stepping.step()
-    stepping.send(1, right_chain(seen), **stamp)
-    assert stepping.metrics.value("stale_trees_total", reason=reason) == 1
-    stepping.run()
-    assert seen.tokens == decode_plainly(NEXT, [1], 9)
-    assert seen.finished[0].stats.stale_trees == 1
-
-
-def test_a_tree_whose_assumed_outcome_came_true_is_taken() -> None:
-    stepping = Stepping(ScriptedTarget(NEXT))
-    seen = stepping.open(1, [1], 20, drafting=True)
-    stepping.step()
-    stepping.send(1, chain(NEXT, seen.committed, 2, 1, VOCAB))
-    stepping.step()
-    verdict = seen.verdicts[0]
-    assert verdict.bonus_token_id is not None
-    stepping.send(1, right_chain(seen), assumed=Outcome(1, 2, verdict.bonus_token_id))
-    stepping.step()
-    assert len(seen.verdicts[1].accepted_nodes) == 8
-
-
-def test_a_second_tree_for_a_round_is_dropped() -> None:
-    stepping = Stepping(ScriptedTarget(NEXT))
-    seen = stepping.open(1, [1], 9, drafting=True)
-    stepping.step()
-    stepping.send(1, right_chain(seen))
-    stepping.send(1, Tree.chain([seen.tokens[-1], wrong(0, VOCAB)]))
-    assert stepping.metrics.value("stale_trees_total", reason="duplicate") == 1
-    stepping.step()
-    assert len(seen.verdicts[0].accepted_nodes) == 7
-
-
-def test_trees_of_unknown_sessions_are_dropped() -> None:
-    stepping = Stepping(ScriptedTarget(NEXT))
-    stepping.seen[5] = Seen([1])
-    stepping.send(5, Tree.root_only(1))
-    assert stepping.metrics.value("stale_trees_total", reason="unknown_session") == 1
-    assert stepping.step() == {}
-
-
-def test_a_malformed_tree_is_reported_and_its_round_is_plain_at_once() -> None:
-    stepping = Stepping(ScriptedTarget(NEXT))
-    seen = stepping.open(1, [1], 9, drafting=True)
-    stepping.step()
-    stepping.send(1, Tree((seen.tokens[-1], 1, 2), (-1, 0, 2)))
-    stepping.step()
-    [failure] = seen.failures
-    assert isinstance(failure.error, InvalidTree)
-    assert failure.error.fields[0].field == "tree.parents[2]"
-    assert not failure.ended
-    assert seen.verdicts[0].plain
-    stepping.run(right_chain)
-    assert seen.tokens == decode_plainly(NEXT, [1], 9)
-
-
-def test_a_tree_beyond_the_granted_nodes_is_cut() -> None:
-    target = ScriptedTarget(NEXT)
-    stepping = Stepping(target, draft_nodes=3)
-    seen = stepping.open(1, [1], 30, drafting=True)
-    stepping.step()
-    stepping.send(1, chain(NEXT, seen.committed, 10, 0, VOCAB))
-    stepping.step()
-    assert len(target.forwards[-1][0].token_ids) == 4
-    assert len(seen.verdicts[0].accepted_nodes) == 3
-    assert seen.finished == []
 
 
 def test_output_never_passes_the_context_limit() -> None:
@@ -407,105 +239,6 @@ def test_a_tree_too_large_for_the_rest_is_next_and_holds_nobody_up() -> None:
     assert all(len(stepping.seen[n].verdicts[0].accepted_nodes) == 8 for n in (1, 2))
 
 
-def test_unaccepted_drafts_fall_to_plain_decoding_and_try_again() -> None:
-    stepping = Stepping(ScriptedTarget(NEXT))
-    seen = stepping.open(1, [1], 80, drafting=True)
-    stepping.run(lambda seen: chain(NEXT, seen.committed, 0, 4, VOCAB))
-    drafted = [verdict.round for verdict in seen.verdicts if not verdict.plain]
-    assert drafted[:7] == list(range(1, 8))
-    assert len(drafted) <= 12
-    assert seen.tokens == decode_plainly(NEXT, [1], 80)
-    assert seen.finished[0].stats.drafted_by_depth == [len(drafted)] * 2 + [7] * 2
-
-
-def test_drafts_that_begin_to_be_right_are_found_soon_and_wrong_ones_cost_little() -> None:
-    """As where an answer begins to quote its prompt after 600 tokens of its own."""
-    target = ScriptedTarget(NEXT, max_context=1000, pages_total=250)
-    stepping = Stepping(target)
-    seen = stepping.open(1, [1], 700, drafting=True)
-
-    def draft(seen: Seen) -> Tree:
-        right = 8 if len(seen.tokens) >= 600 else 0
-        return chain(NEXT, seen.committed, right, 8 - right, VOCAB)
-
-    stepping.run(draft)
-    assert seen.tokens == decode_plainly(NEXT, [1], 700)
-    committed, found = 1, 0
-    for verdict in seen.verdicts:
-        if verdict.accepted_nodes:
-            found = committed
-            break
-        committed += 1
-    assert 600 <= found <= 600 + LONGEST_PAUSE + 1
-    stats = seen.finished[0].stats
-    wrong_nodes = stats.drafted - stats.accepted
-    assert wrong_nodes - 7 * 8 <= 0.08 * 600, "beyond the first rounds, 8 rows in 100 at most"
-
-
-def test_a_draft_that_takes_long_to_have_nothing_is_waited_for_ever_less() -> None:
-    """Its trees have no nodes, and come after more than the server's own patience."""
-    stepping = Stepping(ScriptedTarget(NEXT), patience_ms=20)
-    seen = stepping.open(1, [1], 100, drafting=True, patience_us=30_000)
-    waits = 0
-    while not seen.ended:
-        due_ns = stepping.scheduler.next_due_ns()
-        assert due_ns is not None
-        if seen.budget.nodes and seen.answered < seen.round:
-            seen.answered = seen.round
-            stepping.now_ns = due_ns - 1
-            stepping.send(1, Tree.root_only(seen.committed[-1]))
-            waits += 1
-        stepping.now_ns = max(stepping.now_ns, min(due_ns, stepping.now_ns + 1))
-        stepping.step()
-    assert seen.tokens == decode_plainly(NEXT, [1], 100)
-    assert waits < 12
-
-
-def test_a_draft_that_has_nothing_yet_is_asked_every_few_rounds() -> None:
-    stepping = Stepping(ScriptedTarget(NEXT), patience_ms=20)
-    seen = stepping.open(1, [1], 100, drafting=True)
-
-    def draft(seen: Seen) -> Tree:
-        stepping.now_ns += 10 * MILLISECOND  # longer than a step takes here
-        return Tree.root_only(seen.committed[-1])
-
-    stepping.run(draft)
-    asked = [bool(verdict.budget.nodes) for verdict in seen.verdicts[:-2]]
-    assert all(any(four) for four in zip(asked, asked[1:], asked[2:], asked[3:], strict=False))
-
-
-def test_a_silent_draft_is_waited_for_ever_less() -> None:
-    stepping = Stepping(ScriptedTarget(NEXT), patience_ms=20)
-    seen = stepping.open(1, [1], 100, drafting=True)
-    began_ns = stepping.now_ns
-    stepping.run()
-    assert seen.tokens == decode_plainly(NEXT, [1], 100)
-    assert stepping.now_ns - began_ns < 12 * 20 * MILLISECOND
-
-
-def test_hidden_states_of_prompt_and_rounds() -> None:
-    taps = (0, 2, 3)
-    target = ScriptedTarget(NEXT)
-    stepping = Stepping(target, prefill_chunk=2, max_taps=3)
-    prompt = [11, 12, 13, 14, 15]
-    seen = stepping.open(1, prompt, 12, drafting=True, hidden_taps=taps)
-    while not seen.opened:
-        stepping.step()
-    assert [(h.first_position, h.rows) for h in seen.hidden] == [(0, 2), (2, 2), (4, 1)]
-    stepping.send(1, chain(NEXT, seen.committed, 2, 2, VOCAB))
-    stepping.step()
-    hidden = seen.verdicts[0].hidden
-    assert hidden is not None
-    assert (hidden.first_position, hidden.rows) == (5, 3)
-    data = b"".join(h.data for h in [*seen.hidden, hidden])
-    tokens = [*prompt, *seen.tokens[:3]]
-    expected = b"".join(
-        hidden_state(token, position, taps, 2).astype("<u2").tobytes()
-        for position, token in enumerate(tokens)
-    )
-    assert data == expected
-
-
 def test_a_deadline_frees_everything_before_work_is_scheduled() -> None:
     target = ScriptedTarget(NEXT)
     stepping = Stepping(target)
@@ -546,62 +279,3 @@ def test_a_closed_stream_frees_its_sessions_silently() -> None:
     stepping.scheduler.submit(CloseStream(1))
     assert stepping.step() == {}
     assert target.pages_free == target.info.pages_total
-
-
-def test_rates_of_scripted_rounds() -> None:
-    """K = 4, accepts 0, 2, 4: proposed 12, accepted 6, rate 1/2, emitted 9 beside the first."""
-    stepping = Stepping(ScriptedTarget(NEXT), draft_nodes=4)
-    seen = stepping.open(1, [1], 100, drafting=True)
-    stepping.step()
-    for accepts in (0, 2, 4):
-        stepping.send(1, chain(NEXT, seen.committed, accepts, 4 - accepts, VOCAB))
-        stepping.step()
-    stepping.cancel(1)
-    stepping.step()
-    stats = seen.finished[0].stats
-    assert seen.finished[0].reason is FinishReason.CANCELLED
-    assert (stats.rounds, stats.drafted, stats.accepted) == (3, 12, 6)
-    assert stats.acceptance_rate == 0.5
-    assert stats.mean_accepted_length == 2.0
-    assert stats.accepted_by_depth == [2, 2, 1, 1]
-    assert stats.drafted_by_depth == [3, 3, 3, 3]
-    assert stats.emitted == 1 + 9 == len(seen.tokens)
-    metrics = stepping.metrics
-    assert metrics.value("rounds_total") == 3
-    assert metrics.value("drafted_nodes_total") == 12
-    assert metrics.value("accepted_total") == 6
-    assert metrics.value("emitted_total") == 10
-    assert metrics.value("plain_steps_total") == 0
-    by_depth = [metrics.value("accepted_by_depth_total", depth=str(d)) for d in (1, 2, 3, 4, 5)]
-    assert by_depth == [2, 2, 1, 1, 0]
-
-
-def test_eos_inside_a_block_counts_no_node_behind_it() -> None:
-    script = [9, 10, EOS, 20, 21, 22]
-    stepping = Stepping(ScriptedTarget(script_next(1, script)), eos_ids=[EOS])
-    seen = stepping.open(1, [1], 50, drafting=True)
-    stepping.step()
-    stepping.send(1, Tree.chain([9, 10, EOS, 20, 21, 22]))
-    stepping.step()
-    stats = seen.finished[0].stats
-    assert (stats.drafted, stats.accepted, stats.emitted) == (5, 2, 3)
-    assert stepping.metrics.value("accepted_total") == 2
-    assert stepping.metrics.value("emitted_total") == 3
-
-
-def test_nodes_depth_and_accepted_of_a_tree_are_counted_apart() -> None:
-    stepping = Stepping(ScriptedTarget(NEXT), draft_nodes=16, row_budget=64)
-    seen = stepping.open(1, [1], 50, drafting=True)
-    stepping.step()
-    spine = chain(NEXT, seen.committed, 4, 0, VOCAB)
-    token_ids, parents = list(spine.token_ids), list(spine.parents)
-    for node in range(4):
-        for offset in (1, 2, 3):
-            token_ids.append((spine.token_ids[node + 1] + offset) % VOCAB)
-            parents.append(node)
-    stepping.send(1, Tree(tuple(token_ids), tuple(parents)))
-    stepping.step()
-    assert stepping.metrics.value("drafted_nodes_total") == 16
-    assert stepping.metrics.value("accepted_total") == 4
-    assert stepping.metrics.value("drafted_by_depth_total", depth="4") == 1
-    assert stepping.metrics.value("drafted_by_depth_total", depth="5") == 0
