@@ -17,10 +17,12 @@ class Outgoing:
     """A queue of what sessions have to say. All methods are for one event loop.
 
     max_entries: opens in one message, and so for trees and for cancels; Limits.max_entries.
+    instance: of the server that they are meant for, GetTargetInfoResponse.instance.
     """
 
-    def __init__(self, max_entries: int) -> None:
+    def __init__(self, max_entries: int, instance: str = "") -> None:
         self._max_entries = max_entries
+        self._instance = instance
         self._opens: dict[int, verify_pb2.Open] = {}
         self._trees: list[verify_pb2.SessionTree] = []
         self._cancels: list[int] = []
@@ -69,6 +71,7 @@ class Outgoing:
             if request.opens and (size > max_bytes or len(request.opens) == limit):
                 break
             request.opens.append(self._opens.pop(number))
+            request.instance = self._instance
         if not (self._opens or self._trees or self._cancels or self._closed):
             self._ready.clear()
         empty = not (request.opens or request.trees or request.cancels)

@@ -246,7 +246,9 @@ class VerifierStream:
         """One stream, until it ends."""
         assert self.target is not None
         call: _Call = self._stub.Verify(metadata=self._metadata)
-        self._outgoing = Outgoing(self.target.limits.max_entries or MIN_ENTRIES)
+        self._outgoing = Outgoing(
+            self.target.limits.max_entries or MIN_ENTRIES, self.target.instance
+        )
         writer = asyncio.create_task(_write(call, self._outgoing), name="verifier stream writer")
         try:
             await call.wait_for_connection()

@@ -124,7 +124,7 @@ class Unavailable(ForerunError):
     """The server cannot be reached, is stopping, or has lost its verify server."""
 
     code = "UNAVAILABLE"
-    reasons = ("UNREACHABLE", "DRAINING", "VERIFIER_UNREACHABLE")
+    reasons = ("UNREACHABLE", "DRAINING", "VERIFIER_UNREACHABLE", "TARGET_CHANGED")
 
 
 class DeadlineExceeded(ForerunError):

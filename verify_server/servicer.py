@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 from grpc_status import rpc_status
 
-from forerun.errors import InvalidArgument, to_status
+from forerun.errors import InvalidArgument, Unavailable, to_status
 from forerun.v1 import verify_pb2 as pb
 from forerun.v1.verify_pb2_grpc import VerifyServiceServicer
 from verify_server.engine_thread import EngineThread
@@ -106,12 +106,13 @@ class VerifyServicer(VerifyServiceServicer):
             async for request in requests:
                 if stream.ended:
                     return  # its sessions are gone; new ones would run for nobody
+                self._check_instance(request)
                 entries = num_entries(request, self._target.limits.max_entries)
                 stream.read(entries, request.ByteSize())
                 events = decode(request, stream.number, time.monotonic_ns())
                 self.engine_thread.submit(events, stream.handled)
                 await stream.may_read()
-        except InvalidArgument as error:
+        except (InvalidArgument, Unavailable) as error:
             logger.warning("stream %d: ended: %s", stream.number, error)
             stream.end(error)
         except Exception:
@@ -120,6 +121,14 @@ class VerifyServicer(VerifyServiceServicer):
             logger.debug("stream %d: reading failed", stream.number, exc_info=True)
         finally:
             stream.end()
+
+    def _check_instance(self, request: pb.VerifyRequest) -> None:
+        if request.instance not in ("", self._target.instance):
+            raise Unavailable(
+                f"instance: is {request.instance!r}, this is {self._target.instance!r}: the server"
+                " has restarted; ask GetTargetInfo again",
+                reason="TARGET_CHANGED",
+            )
 
     def _close(self, stream: Stream) -> None:
         if self._streams.pop(stream.number, None) is not None:

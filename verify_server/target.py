@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from uuid import uuid4
 
 from forerun import __version__
 from forerun.engine.interface import TargetEngine
@@ -49,6 +50,7 @@ class Target:
             limits=limits(config, max_context),
             model_fingerprint=info.model_fingerprint,
             version=__version__,
+            instance=uuid4().hex,
         )
 
 

@@ -26,51 +26,51 @@ from forerun.v1 import tree_pb2 as forerun_dot_v1_dot_tree__pb2
 from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66orerun/v1/verify.proto\x12\nforerun.v1\x1a\x15\x66orerun/v1/tree.proto\x1a\x17google/rpc/status.proto\"2\n\x14GetTargetInfoRequest\x12\x1a\n\x12include_vocabulary\x18\x01 \x01(\x08\"\xdd\x02\n\x15GetTargetInfoResponse\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1e\n\x16vocabulary_fingerprint\x18\x04 \x01(\t\x12\x12\n\nvocabulary\x18\x05 \x03(\x0c\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x13\n\x0bhidden_size\x18\x07 \x01(\r\x12\x12\n\nnum_layers\x18\x08 \x01(\r\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x0b\n\x03isa\x18\n \x01(\t\x12\x11\n\tpage_size\x18\x0b \x01(\r\x12\x13\n\x0bpages_total\x18\x0c \x01(\r\x12\"\n\x06limits\x18\r \x01(\x0b\x32\x12.forerun.v1.Limits\x12\x0f\n\x07version\x18\x0e \x01(\t\x12\x19\n\x11model_fingerprint\x18\x0f \x01(\t\"\xbd\x01\n\x06Limits\x12\x11\n\tmax_nodes\x18\x01 \x01(\r\x12\x11\n\tmax_depth\x18\x02 \x01(\r\x12\x19\n\x11max_prompt_tokens\x18\x03 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x04 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x05 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x06 \x01(\r\x12\x10\n\x08max_taps\x18\x07 \x01(\r\x12\x13\n\x0bmax_entries\x18\x08 \x01(\r\"}\n\rVerifyRequest\x12\x1f\n\x05opens\x18\x01 \x03(\x0b\x32\x10.forerun.v1.Open\x12&\n\x05trees\x18\x02 \x03(\x0b\x32\x17.forerun.v1.SessionTree\x12#\n\x07\x63\x61ncels\x18\x03 \x03(\x0b\x32\x12.forerun.v1.Cancel\"\xd7\x01\n\x04Open\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x06 \x01(\r\x12\x10\n\x08\x64rafting\x18\x07 \x01(\x08\x12\x13\n\x0bpatience_us\x18\x08 \x01(\r\x12\x13\n\x0bhidden_taps\x18\t \x03(\r\x12\x13\n\x0btraceparent\x18\n \x01(\t\"\x91\x01\n\x0bSessionTree\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x15\n\rcommitted_len\x18\x03 \x01(\r\x12\x1e\n\x04tree\x18\x04 \x01(\x0b\x32\x10.forerun.v1.Tree\x12+\n\x07\x61ssumed\x18\x05 \x01(\x0b\x32\x1a.forerun.v1.AssumedOutcome\"E\n\x0e\x41ssumedOutcome\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0c\n\x04node\x18\x02 \x01(\r\x12\x16\n\x0e\x62onus_token_id\x18\x03 \x01(\r\"\x19\n\x06\x43\x61ncel\x12\x0f\n\x07session\x18\x01 \x01(\x04\"\x80\x02\n\x0eVerifyResponse\x12\"\n\x06opened\x18\x01 \x03(\x0b\x32\x12.forerun.v1.Opened\x12%\n\x08verdicts\x18\x02 \x03(\x0b\x32\x13.forerun.v1.Verdict\x12&\n\x08\x66inished\x18\x03 \x03(\x0b\x32\x14.forerun.v1.Finished\x12(\n\x06\x65rrors\x18\x04 \x03(\x0b\x32\x18.forerun.v1.SessionError\x12/\n\rhidden_states\x18\x05 \x03(\x0b\x32\x18.forerun.v1.HiddenStates\x12 \n\x05\x64rain\x18\x06 \x01(\x0b\x32\x11.forerun.v1.Drain\"\x9a\x01\n\x06Opened\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_token_id\x18\x02 \x01(\r\x12\x1f\n\x02kv\x18\x03 \x01(\x0b\x32\x13.forerun.v1.KvState\x12\"\n\x06\x62udget\x18\x04 \x01(\x0b\x32\x12.forerun.v1.Budget\x12\"\n\x06timing\x18\x05 \x01(\x0b\x32\x12.forerun.v1.Timing\"\xc5\x02\n\x07Verdict\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x16\n\x0e\x61\x63\x63\x65pted_nodes\x18\x03 \x03(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x1b\n\x0e\x62onus_token_id\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x1f\n\x02kv\x18\x06 \x01(\x0b\x32\x13.forerun.v1.KvState\x12\"\n\x06\x62udget\x18\x07 \x01(\x0b\x32\x12.forerun.v1.Budget\x12/\n\rhidden_states\x18\x08 \x01(\x0b\x32\x18.forerun.v1.HiddenStates\x12\"\n\x06timing\x18\t \x01(\x0b\x32\x12.forerun.v1.Timing\x12\r\n\x05plain\x18\n \x01(\x08\x12\x16\n\x0everified_nodes\x18\x0b \x01(\rB\x11\n\x0f_bonus_token_id\"r\n\x07KvState\x12\x15\n\rcommitted_len\x18\x01 \x01(\r\x12\x12\n\ncached_len\x18\x02 \x01(\r\x12\x12\n\npages_held\x18\x03 \x01(\r\x12\x12\n\npages_free\x18\x04 \x01(\r\x12\x14\n\x0cpages_cached\x18\x05 \x01(\r\"S\n\x0cHiddenStates\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"-\n\x06Timing\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x11\n\tverify_ns\x18\x02 \x01(\x04\"n\n\x08\x46inished\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.forerun.v1.FinishReason\x12\'\n\x05stats\x18\x03 \x01(\x0b\x32\x18.forerun.v1.SessionStats\"\xb7\x01\n\x0cSessionStats\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x13\n\x0bplain_steps\x18\x02 \x01(\r\x12\x15\n\rdrafted_nodes\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x19\n\x11\x61\x63\x63\x65pted_by_depth\x18\x05 \x03(\r\x12\x18\n\x10\x64rafted_by_depth\x18\x06 \x03(\r\x12\x0f\n\x07\x65mitted\x18\x07 \x01(\r\x12\x13\n\x0bstale_trees\x18\x08 \x01(\r\"Z\n\x0cSessionError\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\"\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\x12\x15\n\rsession_ended\x18\x03 \x01(\x08\"\x1c\n\x05\x44rain\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\r*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x32\xaa\x01\n\rVerifyService\x12T\n\rGetTargetInfo\x12 .forerun.v1.GetTargetInfoRequest\x1a!.forerun.v1.GetTargetInfoResponse\x12\x43\n\x06Verify\x12\x19.forerun.v1.VerifyRequest\x1a\x1a.forerun.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66orerun/v1/verify.proto\x12\nforerun.v1\x1a\x15\x66orerun/v1/tree.proto\x1a\x17google/rpc/status.proto\"2\n\x14GetTargetInfoRequest\x12\x1a\n\x12include_vocabulary\x18\x01 \x01(\x08\"\xef\x02\n\x15GetTargetInfoResponse\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x1e\n\x16vocabulary_fingerprint\x18\x04 \x01(\t\x12\x12\n\nvocabulary\x18\x05 \x03(\x0c\x12\x15\n\reos_token_ids\x18\x06 \x03(\r\x12\x13\n\x0bhidden_size\x18\x07 \x01(\r\x12\x12\n\nnum_layers\x18\x08 \x01(\r\x12\r\n\x05\x64type\x18\t \x01(\t\x12\x0b\n\x03isa\x18\n \x01(\t\x12\x11\n\tpage_size\x18\x0b \x01(\r\x12\x13\n\x0bpages_total\x18\x0c \x01(\r\x12\"\n\x06limits\x18\r \x01(\x0b\x32\x12.forerun.v1.Limits\x12\x0f\n\x07version\x18\x0e \x01(\t\x12\x19\n\x11model_fingerprint\x18\x0f \x01(\t\x12\x10\n\x08instance\x18\x10 \x01(\t\"\xbd\x01\n\x06Limits\x12\x11\n\tmax_nodes\x18\x01 \x01(\r\x12\x11\n\tmax_depth\x18\x02 \x01(\r\x12\x19\n\x11max_prompt_tokens\x18\x03 \x01(\r\x12\x1a\n\x12max_context_tokens\x18\x04 \x01(\r\x12\x19\n\x11max_message_bytes\x18\x05 \x01(\r\x12\x14\n\x0cmax_sessions\x18\x06 \x01(\r\x12\x10\n\x08max_taps\x18\x07 \x01(\r\x12\x13\n\x0bmax_entries\x18\x08 \x01(\r\"\x8f\x01\n\rVerifyRequest\x12\x1f\n\x05opens\x18\x01 \x03(\x0b\x32\x10.forerun.v1.Open\x12&\n\x05trees\x18\x02 \x03(\x0b\x32\x17.forerun.v1.SessionTree\x12#\n\x07\x63\x61ncels\x18\x03 \x03(\x0b\x32\x12.forerun.v1.Cancel\x12\x10\n\x08instance\x18\x04 \x01(\t\"\xd7\x01\n\x04Open\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x06 \x01(\r\x12\x10\n\x08\x64rafting\x18\x07 \x01(\x08\x12\x13\n\x0bpatience_us\x18\x08 \x01(\r\x12\x13\n\x0bhidden_taps\x18\t \x03(\r\x12\x13\n\x0btraceparent\x18\n \x01(\t\"\x91\x01\n\x0bSessionTree\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x15\n\rcommitted_len\x18\x03 \x01(\r\x12\x1e\n\x04tree\x18\x04 \x01(\x0b\x32\x10.forerun.v1.Tree\x12+\n\x07\x61ssumed\x18\x05 \x01(\x0b\x32\x1a.forerun.v1.AssumedOutcome\"E\n\x0e\x41ssumedOutcome\x12\r\n\x05round\x18\x01 \x01(\x04\x12\x0c\n\x04node\x18\x02 \x01(\r\x12\x16\n\x0e\x62onus_token_id\x18\x03 \x01(\r\"\x19\n\x06\x43\x61ncel\x12\x0f\n\x07session\x18\x01 \x01(\x04\"\x80\x02\n\x0eVerifyResponse\x12\"\n\x06opened\x18\x01 \x03(\x0b\x32\x12.forerun.v1.Opened\x12%\n\x08verdicts\x18\x02 \x03(\x0b\x32\x13.forerun.v1.Verdict\x12&\n\x08\x66inished\x18\x03 \x03(\x0b\x32\x14.forerun.v1.Finished\x12(\n\x06\x65rrors\x18\x04 \x03(\x0b\x32\x18.forerun.v1.SessionError\x12/\n\rhidden_states\x18\x05 \x03(\x0b\x32\x18.forerun.v1.HiddenStates\x12 \n\x05\x64rain\x18\x06 \x01(\x0b\x32\x11.forerun.v1.Drain\"\x9a\x01\n\x06Opened\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_token_id\x18\x02 \x01(\r\x12\x1f\n\x02kv\x18\x03 \x01(\x0b\x32\x13.forerun.v1.KvState\x12\"\n\x06\x62udget\x18\x04 \x01(\x0b\x32\x12.forerun.v1.Budget\x12\"\n\x06timing\x18\x05 \x01(\x0b\x32\x12.forerun.v1.Timing\"\xc5\x02\n\x07Verdict\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05round\x18\x02 \x01(\x04\x12\x16\n\x0e\x61\x63\x63\x65pted_nodes\x18\x03 \x03(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x1b\n\x0e\x62onus_token_id\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x1f\n\x02kv\x18\x06 \x01(\x0b\x32\x13.forerun.v1.KvState\x12\"\n\x06\x62udget\x18\x07 \x01(\x0b\x32\x12.forerun.v1.Budget\x12/\n\rhidden_states\x18\x08 \x01(\x0b\x32\x18.forerun.v1.HiddenStates\x12\"\n\x06timing\x18\t \x01(\x0b\x32\x12.forerun.v1.Timing\x12\r\n\x05plain\x18\n \x01(\x08\x12\x16\n\x0everified_nodes\x18\x0b \x01(\rB\x11\n\x0f_bonus_token_id\"r\n\x07KvState\x12\x15\n\rcommitted_len\x18\x01 \x01(\r\x12\x12\n\ncached_len\x18\x02 \x01(\r\x12\x12\n\npages_held\x18\x03 \x01(\r\x12\x12\n\npages_free\x18\x04 \x01(\r\x12\x14\n\x0cpages_cached\x18\x05 \x01(\r\"S\n\x0cHiddenStates\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12\x0c\n\x04rows\x18\x03 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"-\n\x06Timing\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x11\n\tverify_ns\x18\x02 \x01(\x04\"n\n\x08\x46inished\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12(\n\x06reason\x18\x02 \x01(\x0e\x32\x18.forerun.v1.FinishReason\x12\'\n\x05stats\x18\x03 \x01(\x0b\x32\x18.forerun.v1.SessionStats\"\xb7\x01\n\x0cSessionStats\x12\x0e\n\x06rounds\x18\x01 \x01(\r\x12\x13\n\x0bplain_steps\x18\x02 \x01(\r\x12\x15\n\rdrafted_nodes\x18\x03 \x01(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\r\x12\x19\n\x11\x61\x63\x63\x65pted_by_depth\x18\x05 \x03(\r\x12\x18\n\x10\x64rafted_by_depth\x18\x06 \x03(\r\x12\x0f\n\x07\x65mitted\x18\x07 \x01(\r\x12\x13\n\x0bstale_trees\x18\x08 \x01(\r\"Z\n\x0cSessionError\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\"\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\x12\x15\n\rsession_ended\x18\x03 \x01(\x08\"\x1c\n\x05\x44rain\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x01 \x01(\r*|\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x32\xaa\x01\n\rVerifyService\x12T\n\rGetTargetInfo\x12 .forerun.v1.GetTargetInfoRequest\x1a!.forerun.v1.GetTargetInfoResponse\x12\x43\n\x06Verify\x12\x19.forerun.v1.VerifyRequest\x1a\x1a.forerun.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'forerun.v1.verify_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=2686
-  _globals['_FINISHREASON']._serialized_end=2810
+  _globals['_FINISHREASON']._serialized_start=2723
+  _globals['_FINISHREASON']._serialized_end=2847
   _globals['_GETTARGETINFOREQUEST']._serialized_start=87
   _globals['_GETTARGETINFOREQUEST']._serialized_end=137
   _globals['_GETTARGETINFORESPONSE']._serialized_start=140
-  _globals['_GETTARGETINFORESPONSE']._serialized_end=489
-  _globals['_LIMITS']._serialized_start=492
-  _globals['_LIMITS']._serialized_end=681
-  _globals['_VERIFYREQUEST']._serialized_start=683
-  _globals['_VERIFYREQUEST']._serialized_end=808
-  _globals['_OPEN']._serialized_start=811
-  _globals['_OPEN']._serialized_end=1026
-  _globals['_SESSIONTREE']._serialized_start=1029
-  _globals['_SESSIONTREE']._serialized_end=1174
-  _globals['_ASSUMEDOUTCOME']._serialized_start=1176
-  _globals['_ASSUMEDOUTCOME']._serialized_end=1245
-  _globals['_CANCEL']._serialized_start=1247
-  _globals['_CANCEL']._serialized_end=1272
-  _globals['_VERIFYRESPONSE']._serialized_start=1275
-  _globals['_VERIFYRESPONSE']._serialized_end=1531
-  _globals['_OPENED']._serialized_start=1534
-  _globals['_OPENED']._serialized_end=1688
-  _globals['_VERDICT']._serialized_start=1691
-  _globals['_VERDICT']._serialized_end=2016
-  _globals['_KVSTATE']._serialized_start=2018
-  _globals['_KVSTATE']._serialized_end=2132
-  _globals['_HIDDENSTATES']._serialized_start=2134
-  _globals['_HIDDENSTATES']._serialized_end=2217
-  _globals['_TIMING']._serialized_start=2219
-  _globals['_TIMING']._serialized_end=2264
-  _globals['_FINISHED']._serialized_start=2266
-  _globals['_FINISHED']._serialized_end=2376
-  _globals['_SESSIONSTATS']._serialized_start=2379
-  _globals['_SESSIONSTATS']._serialized_end=2562
-  _globals['_SESSIONERROR']._serialized_start=2564
-  _globals['_SESSIONERROR']._serialized_end=2654
-  _globals['_DRAIN']._serialized_start=2656
-  _globals['_DRAIN']._serialized_end=2684
-  _globals['_VERIFYSERVICE']._serialized_start=2813
-  _globals['_VERIFYSERVICE']._serialized_end=2983
+  _globals['_GETTARGETINFORESPONSE']._serialized_end=507
+  _globals['_LIMITS']._serialized_start=510
+  _globals['_LIMITS']._serialized_end=699
+  _globals['_VERIFYREQUEST']._serialized_start=702
+  _globals['_VERIFYREQUEST']._serialized_end=845
+  _globals['_OPEN']._serialized_start=848
+  _globals['_OPEN']._serialized_end=1063
+  _globals['_SESSIONTREE']._serialized_start=1066
+  _globals['_SESSIONTREE']._serialized_end=1211
+  _globals['_ASSUMEDOUTCOME']._serialized_start=1213
+  _globals['_ASSUMEDOUTCOME']._serialized_end=1282
+  _globals['_CANCEL']._serialized_start=1284
+  _globals['_CANCEL']._serialized_end=1309
+  _globals['_VERIFYRESPONSE']._serialized_start=1312
+  _globals['_VERIFYRESPONSE']._serialized_end=1568
+  _globals['_OPENED']._serialized_start=1571
+  _globals['_OPENED']._serialized_end=1725
+  _globals['_VERDICT']._serialized_start=1728
+  _globals['_VERDICT']._serialized_end=2053
+  _globals['_KVSTATE']._serialized_start=2055
+  _globals['_KVSTATE']._serialized_end=2169
+  _globals['_HIDDENSTATES']._serialized_start=2171
+  _globals['_HIDDENSTATES']._serialized_end=2254
+  _globals['_TIMING']._serialized_start=2256
+  _globals['_TIMING']._serialized_end=2301
+  _globals['_FINISHED']._serialized_start=2303
+  _globals['_FINISHED']._serialized_end=2413
+  _globals['_SESSIONSTATS']._serialized_start=2416
+  _globals['_SESSIONSTATS']._serialized_end=2599
+  _globals['_SESSIONERROR']._serialized_start=2601
+  _globals['_SESSIONERROR']._serialized_end=2691
+  _globals['_DRAIN']._serialized_start=2693
+  _globals['_DRAIN']._serialized_end=2721
+  _globals['_VERIFYSERVICE']._serialized_start=2850
+  _globals['_VERIFYSERVICE']._serialized_end=3020
 # @@protoc_insertion_point(module_scope)

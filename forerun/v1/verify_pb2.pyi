@@ -94,6 +94,7 @@ class GetTargetInfoResponse(_message.Message):
     LIMITS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     MODEL_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
     model_name: _builtins.str
     """Name of the model, for people."""
     architecture: _builtins.str
@@ -128,6 +129,10 @@ class GetTargetInfoResponse(_message.Message):
     alone, since how it is made may change with the version, and the same
     weights in another file format may have another one.
     """
+    instance: _builtins.str
+    """Drawn at random when the server starts: another one stands for another
+    process, whatever else it tells.
+    """
     @_builtins.property
     def vocabulary(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """The string of each id in order, raw bytes, where it was asked for."""
@@ -158,10 +163,11 @@ class GetTargetInfoResponse(_message.Message):
         limits: Global___Limits | None = ...,
         version: _builtins.str = ...,
         model_fingerprint: _builtins.str = ...,
+        instance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "hidden_size", b"hidden_size", "isa", b"isa", "limits", b"limits", "model_fingerprint", b"model_fingerprint", "model_name", b"model_name", "num_layers", b"num_layers", "page_size", b"page_size", "pages_total", b"pages_total", "version", b"version", "vocab_size", b"vocab_size", "vocabulary", b"vocabulary", "vocabulary_fingerprint", b"vocabulary_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "hidden_size", b"hidden_size", "instance", b"instance", "isa", b"isa", "limits", b"limits", "model_fingerprint", b"model_fingerprint", "model_name", b"model_name", "num_layers", b"num_layers", "page_size", b"page_size", "pages_total", b"pages_total", "version", b"version", "vocab_size", b"vocab_size", "vocabulary", b"vocabulary", "vocabulary_fingerprint", b"vocabulary_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -233,6 +239,13 @@ class VerifyRequest(_message.Message):
     OPENS_FIELD_NUMBER: _builtins.int
     TREES_FIELD_NUMBER: _builtins.int
     CANCELS_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
+    instance: _builtins.str
+    """GetTargetInfoResponse.instance of the server that the opens are meant for.
+    Another server ends the stream with UNAVAILABLE (TARGET_CHANGED) before it
+    opens any: it may have restarted with another target since it was asked.
+    Empty: any server.
+    """
     @_builtins.property
     def opens(self) -> _containers.RepeatedCompositeFieldContainer[Global___Open]:
         """Sessions to open."""
@@ -251,10 +264,11 @@ class VerifyRequest(_message.Message):
         opens: _abc.Iterable[Global___Open] | None = ...,
         trees: _abc.Iterable[Global___SessionTree] | None = ...,
         cancels: _abc.Iterable[Global___Cancel] | None = ...,
+        instance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancels", b"cancels", "opens", b"opens", "trees", b"trees"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancels", b"cancels", "instance", b"instance", "opens", b"opens", "trees", b"trees"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

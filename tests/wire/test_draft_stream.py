@@ -190,6 +190,26 @@ async def test_a_generation_does_not_go_on_on_another_target(
         assert list((await pair.client.complete(PROMPT, max_tokens=3)).token_ids) == base(3)
 
 
+async def test_another_target_is_noticed_that_comes_between_its_description_and_the_stream() -> (
+    None
+):
+    async with drafting_pair() as pair:
+        gate = Gate(pair, len(PROMPT_IDS) + 30)
+        task = asyncio.create_task(pair.client.complete(PROMPT, max_tokens=120))
+        await gate.reached.wait()
+        gate.open.set()
+
+        def restart() -> None:
+            pair.verifier.instance, pair.verifier.model_fingerprint = "second", "1" * 32
+
+        pair.verifier.after_info = restart
+        await pair.restart_verifier()
+        with pytest.raises(SessionLost, match="another target: model_fingerprint"):
+            await task
+        assert len(pair.verifier.opens) == 1
+        assert list((await pair.client.complete(PROMPT, max_tokens=3)).token_ids) == base(3)
+
+
 async def test_new_generations_wait_while_the_verify_server_restarts() -> None:
     async with drafting_pair() as pair:
         await pair.verifier.stop()

@@ -282,6 +282,24 @@ async def test_a_message_of_too_many_entries_ends_its_stream_alone(field: str) -
         assert session.tokens == decode_plainly(NEXT, [1], 5)
 
 
+async def test_opens_for_another_instance_are_refused_before_any_is_opened() -> None:
+    async with (
+        scripted_server(ScriptedTarget(NEXT)) as server,
+        ScriptedDraft(server.address) as stale,
+        ScriptedDraft(server.address) as draft,
+    ):
+        instance = (await draft.stub.GetTargetInfo(pb.GetTargetInfoRequest())).instance
+        opens = [pb.Open(session=1, prompt_token_ids=[2], max_tokens=3)]
+        await stale.send(opens=opens, instance="of another process")
+        assert await stale.code() is grpc.StatusCode.UNAVAILABLE
+        assert "the server has restarted" in await stale.call.details()
+        assert server.metrics.value("emitted_total") == 0
+        session = draft.expect(1, [2])
+        await draft.send(opens=opens, instance=instance)
+        await draft.until_ended(session)
+        assert session.tokens == decode_plainly(NEXT, [2], 3)
+
+
 async def test_entries_that_are_read_ahead_are_bounded() -> None:
     """Whatever was read is taken before the next step of everybody."""
     target = ScriptedTarget(NEXT)
