@@ -17,6 +17,9 @@ ROLES = ("system", "user", "assistant")
 # Every character of the output is held against every stop string.
 MAX_STOPS = 64
 
+# Of a text that is tokenized for its own sake: about a second of one of the few threads for that.
+MAX_TOKENIZE_BYTES = 1 << 20
+
 # The values that change nothing for greedy decoding, by the field of Sampling.
 GREEDY_VALUES: dict[str, tuple[float, ...]] = {
     "temperature": (0.0,),
@@ -73,6 +76,24 @@ def read_generation(
         deadline=deadline,
         traceparent=valid_traceparent(request.traceparent),
     )
+
+
+def tokenize(request: generate_pb2.TokenizeRequest, tokenizer: PromptTokenizer) -> list[int]:
+    """The ids of what a client wants to see tokenized. Takes time: not for the event loop.
+
+    Raises InvalidArgument.
+    """
+    kind = request.WhichOneof("input")
+    if kind is None:
+        raise InvalidArgument.for_field("input", "is missing; send text or conversation")
+    size = request.ByteSize()
+    if size > MAX_TOKENIZE_BYTES:
+        raise InvalidArgument.for_field(
+            kind, f"has {size} bytes; at most {MAX_TOKENIZE_BYTES} are tokenized in one call"
+        )
+    if kind == "conversation":
+        return encode_conversation(request.conversation, tokenizer)
+    return encode_text("text", request.text, tokenizer)
 
 
 def encode_text(

@@ -16,7 +16,7 @@ from grpc_status import rpc_status
 from draft_server.drafting import DraftingThread
 from draft_server.metrics import DraftMetrics
 from draft_server.output import Chunk
-from draft_server.requests import encode_conversation, encode_text, read_generation
+from draft_server.requests import read_generation, tokenize
 from draft_server.session import Session
 from draft_server.stops import OutputText
 from draft_server.verifier_stream import VerifierStream
@@ -99,15 +99,7 @@ class GenerateServicer(GenerateServiceServicer):
         self, request: generate_pb2.TokenizeRequest, context: Any
     ) -> generate_pb2.TokenizeResponse:
         async with _reporting(context):
-            if request.WhichOneof("input") is None:
-                raise InvalidArgument.for_field("input", "is missing; send text or conversation")
-            token_ids = await self._in_thread(
-                lambda: (
-                    encode_conversation(request.conversation, self._tokenizer)
-                    if request.HasField("conversation")
-                    else encode_text("text", request.text, self._tokenizer)
-                )
-            )
+            token_ids = await self._in_thread(lambda: tokenize(request, self._tokenizer))
             return generate_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(

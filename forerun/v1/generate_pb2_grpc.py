@@ -79,7 +79,8 @@ class GenerateServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Turns text or a conversation into token ids. Changes nothing.
+        """Turns text or a conversation, of at most 1 MiB, into token ids. Changes
+        nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

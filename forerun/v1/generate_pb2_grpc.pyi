@@ -43,7 +43,9 @@ class GenerateServiceStub:
     everything on both servers.
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generate_pb2.TokenizeRequest, _generate_pb2.TokenizeResponse]
-    """Turns text or a conversation into token ids. Changes nothing."""
+    """Turns text or a conversation, of at most 1 MiB, into token ids. Changes
+    nothing.
+    """
     Detokenize: _grpc.UnaryUnaryMultiCallable[_generate_pb2.DetokenizeRequest, _generate_pb2.DetokenizeResponse]
     """Turns token ids into text. Changes nothing."""
 
@@ -62,7 +64,9 @@ class GenerateServiceAsyncStub(GenerateServiceStub):
     everything on both servers.
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_generate_pb2.TokenizeRequest, _generate_pb2.TokenizeResponse]  # type: ignore[assignment]
-    """Turns text or a conversation into token ids. Changes nothing."""
+    """Turns text or a conversation, of at most 1 MiB, into token ids. Changes
+    nothing.
+    """
     Detokenize: _aio.UnaryUnaryMultiCallable[_generate_pb2.DetokenizeRequest, _generate_pb2.DetokenizeResponse]  # type: ignore[assignment]
     """Turns token ids into text. Changes nothing."""
 
@@ -96,7 +100,9 @@ class GenerateServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generate_pb2.TokenizeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generate_pb2.TokenizeResponse, _abc.Awaitable[_generate_pb2.TokenizeResponse]]:
-        """Turns text or a conversation into token ids. Changes nothing."""
+        """Turns text or a conversation, of at most 1 MiB, into token ids. Changes
+        nothing.
+        """
 
     @_abc_1.abstractmethod
     def Detokenize(

@@ -122,6 +122,22 @@ class Waiting(Tokenizer):
         return super().encode(text, add_special)
 
 
+@pytest.mark.parametrize("kind", ["text", "conversation"])
+async def test_more_than_a_mebibyte_is_not_tokenized_at_once(kind: str) -> None:
+    tokenizer = Waiting()
+    long = (1 << 20) * "x"
+    messages = [{"role": "user", "content": long}]
+    async with drafting_pair(tokenizer=tokenizer) as pair:
+        with pytest.raises(InvalidArgument, match=f"{kind}: has .* at most 1048576") as caught:
+            await (
+                pair.client.tokenize(long)
+                if kind == "text"
+                else pair.client.tokenize(messages=messages)
+            )
+        assert [violation.field for violation in caught.value.fields] == [kind]
+        assert tokenizer.encoded == 0
+
+
 async def test_a_text_that_cannot_fit_is_refused_without_tokenizing_it() -> None:
     """Ten of 4 MB kept everybody waiting for ten seconds."""
     tokenizer = Waiting()
