@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from draft_server.drafters.base import Drafter
+from draft_server.drafters.combined import CombinedDrafter
 from draft_server.drafters.ngram import NgramDrafter
 from draft_server.drafters.none import NoDrafter
 from draft_server.drafters.vocabulary import check_shared
@@ -24,6 +25,7 @@ from forerun.models import (
 )
 
 if TYPE_CHECKING:
+    from draft_server.drafters.eagle3 import Eagle3Drafter
     from forerun.engine import EngineConfig
 
 logger = logging.getLogger(__name__)
@@ -95,7 +97,7 @@ def _standalone(
 
 def _eagle3(
     settings: DraftSettings, tokenizer: Tokenizer, progress: Progress | None
-) -> Drafter[Any]:
+) -> Eagle3Drafter:
     from draft_server.drafters.eagle3 import Eagle3Drafter
     from forerun.engine.draft_head import DraftHead
     from forerun.models.eagle3 import Eagle3Checkpoint
@@ -106,6 +108,14 @@ def _eagle3(
         Eagle3Checkpoint(settings.model, target.config) as head,
     ):
         return Eagle3Drafter(DraftHead.load(head, target, engine_config(settings, target)))
+
+
+def _ngram_and_eagle3(
+    settings: DraftSettings, tokenizer: Tokenizer, progress: Progress | None
+) -> CombinedDrafter[Any]:
+    return CombinedDrafter(
+        _ngram(settings, tokenizer, progress), _eagle3(settings, tokenizer, progress)
+    )
 
 
 def engine_config(
@@ -135,6 +145,7 @@ METHODS: dict[str, Method] = {
     "ngram": Method("what followed the same tokens earlier in the session", False, _ngram),
     "standalone": Method("a smaller model with the target's vocabulary", True, _standalone),
     "eagle3": Method("a head that reads the target's hidden states", True, _eagle3),
+    "ngram+eagle3": Method("the likeliest of both", True, _ngram_and_eagle3),
 }
 
 

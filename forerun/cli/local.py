@@ -21,7 +21,7 @@ from forerun.cli.signals import exit_on_signals
 from forerun.errors import ForerunError
 
 DRAFTS = ("none", "ngram", "standalone")
-HEADS = ("eagle3",)  # methods that cannot do without --draft-model
+HEADS = ("eagle3", "ngram+eagle3")  # methods that cannot do without --draft-model
 MODEL_DRAFTS = ("standalone", *HEADS)  # methods with a model of their own
 DEFAULT_DRAFT = "ngram"
 DTYPES = ("bfloat16", "float32")
@@ -71,7 +71,7 @@ def add_local_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--draft-model",
         metavar="PATH",
-        help="of standalone (default: the target itself), or the head of eagle3",
+        help="of standalone (default: the target itself), or the head of eagle3 and ngram+eagle3",
     )
     group.add_argument("--dtype", choices=DTYPES, help="activations and KV; default: bfloat16")
     group.add_argument("--page-size", type=int, metavar="N", help="tokens in a page of the cache")
@@ -94,7 +94,7 @@ def local_options(args: argparse.Namespace) -> LocalOptions:
     draft = args.draft or DEFAULT_DRAFT
     if draft_model is not None and draft not in MODEL_DRAFTS:
         raise CommandError(
-            f"--draft-model goes with --draft standalone or eagle3, not with {draft}"
+            f"--draft-model goes with --draft {' or '.join(MODEL_DRAFTS)}, not with {draft}"
         )
     if draft_model is None and draft in HEADS:
         raise CommandError(f"--draft {draft} needs a head; name its folder with --draft-model")

@@ -11,7 +11,9 @@ import pytest
 
 from draft_server.app import DraftServer
 from draft_server.config import DraftConfig
+from draft_server.drafters.combined import CombinedDrafter
 from draft_server.drafters.eagle3 import Eagle3Drafter
+from draft_server.drafters.ngram import NgramDrafter
 from draft_server.drafters.registry import DraftSettings, create_drafter
 from draft_server.drafters.standalone import StandaloneDrafter
 from forerun.client import AsyncClient
@@ -165,15 +167,17 @@ async def test_tls_both_ways_and_a_token_between_the_servers(tmp_path: Path) -> 
             await server.stop(0)
 
 
+@pytest.mark.parametrize("ngram", [False, True])
 async def test_eagle3_reads_the_targets_hidden_states_and_changes_no_token(
-    tmp_path: Path,
+    ngram: bool, tmp_path: Path
 ) -> None:
     """A random head over T: most of what it proposes is wrong, and nothing of it shows."""
     target = load_target(VerifyConfig(model=str(shared_checkpoint()), threads=1))
     async with servers(target) as plain:
         prompts = [PROMPT, "z" * 70, PROMPT * 9]
         expected = [await plain.client.complete(prompt, max_tokens=60) for prompt in prompts]
-    drafter = Eagle3Drafter(load_head(write_head(tmp_path)), 0.0)
+    head = Eagle3Drafter(load_head(write_head(tmp_path)), 0.0)
+    drafter = CombinedDrafter(NgramDrafter(), head) if ngram else head
     async with servers(target, drafter, draft={"draft_timeout_ms": 20000.0}) as running:
         answers = [running.client.complete(prompt, max_tokens=60) for prompt in prompts]
         for answer, right in zip(await asyncio.gather(*answers), expected, strict=True):

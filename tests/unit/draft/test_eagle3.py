@@ -10,7 +10,7 @@ import pytest
 from draft_server.drafters.eagle3 import Eagle3Drafter, Eagle3State
 from forerun.engine.draft_head import DraftHead
 from forerun.tree import Budget, Tree, validate
-from tests.fixtures.eagle3 import load_head, write_head
+from tests.fixtures.eagle3 import hidden_states, load_head, write_head
 from tests.fixtures.tiny import NUM_TOKENS
 
 PROMPT = list(range(20, 44))
@@ -22,17 +22,10 @@ def head(tmp_path: Path) -> DraftHead:
     return load_head(write_head(tmp_path))
 
 
-def hidden(first: int, count: int) -> np.ndarray:  # type: ignore[type-arg]
-    """Hidden states that depend on the position alone."""
-    rows = np.arange(first, first + count)[:, None] * 31 + np.arange(192)[None, :]
-    values = np.sin(rows).astype(np.float32)
-    return (values.view(np.uint32) >> 16).astype(np.uint16)
-
-
 def opened(drafter: Eagle3Drafter, committed: list[int]) -> Eagle3State:
     """A fresh session that knows all that can be known of these tokens."""
     state = drafter.open(committed)
-    drafter.feed(state, 0, hidden(0, len(committed) - 1))
+    drafter.feed(state, 0, hidden_states(0, len(committed) - 1))
     return state
 
 
@@ -56,7 +49,9 @@ def test_it_drafts_as_a_fresh_one_after_any_rounds(head: DraftHead) -> None:
         )
         # A verdict: hidden states of the root and what was accepted, then the tokens.
         block = random.integers(0, 256, size=1 + random.integers(0, 4)).tolist()
-        drafter.feed(state, len(state.committed) - 1, hidden(len(state.committed) - 1, len(block)))
+        drafter.feed(
+            state, len(state.committed) - 1, hidden_states(len(state.committed) - 1, len(block))
+        )
         drafter.advance(state, block)
         assert state.cached == len(state.committed) - 1 - len(block)
     drafter.close(state)
@@ -68,10 +63,10 @@ def test_a_prompt_is_cached_ahead_as_its_hidden_states_come(head: DraftHead) -> 
     prompt = [7 * i % 256 for i in range(300)]
     state = drafter.open(prompt)
     assert not drafter.warm()
-    drafter.feed(state, 0, hidden(0, 128))
+    drafter.feed(state, 0, hidden_states(0, 128))
     assert drafter.warm()
     assert state.cached == 128
-    drafter.feed(state, 128, hidden(128, 172))
+    drafter.feed(state, 128, hidden_states(128, 172))
     assert drafter.warm()
     # The last row waits for the first token of the output.
     assert state.cached == 299
@@ -85,7 +80,7 @@ def test_a_prompt_is_cached_ahead_as_its_hidden_states_come(head: DraftHead) -> 
 def test_without_hidden_states_it_proposes_nothing(head: DraftHead) -> None:
     drafter = Eagle3Drafter(head)
     state = drafter.open(PROMPT)
-    drafter.feed(state, 0, hidden(0, 5))
+    drafter.feed(state, 0, hidden_states(0, 5))
     assert drafter.draft([(state, BUDGET)]) == [Tree.root_only(PROMPT[-1])]
     assert state.fallback == "catch_up"
 
@@ -93,11 +88,11 @@ def test_without_hidden_states_it_proposes_nothing(head: DraftHead) -> None:
 def test_a_session_that_was_opened_again_sends_what_is_known_already(head: DraftHead) -> None:
     drafter = Eagle3Drafter(head, 0.0)
     state, twice = opened(drafter, PROMPT), opened(drafter, PROMPT)
-    drafter.feed(twice, 0, hidden(0, len(PROMPT) - 1))
-    drafter.feed(twice, 3, hidden(3, 4))
+    drafter.feed(twice, 0, hidden_states(0, len(PROMPT) - 1))
+    drafter.feed(twice, 3, hidden_states(3, 4))
     assert drafter.draft([(state, BUDGET)]) == drafter.draft([(twice, BUDGET)])
     with pytest.raises(ValueError, match="begin at position 99; expected 23"):
-        drafter.feed(state, 99, hidden(99, 1))
+        drafter.feed(state, 99, hidden_states(99, 1))
     with pytest.raises(ValueError, match="expected rows of 192"):
         drafter.feed(state, 23, np.zeros((1, 64), np.uint16))
 
@@ -108,7 +103,7 @@ def test_limits_of_context_and_cache(tmp_path: Path) -> None:
     state = opened(short, PROMPT)
     (tree,) = short.draft([(state, BUDGET)])
     assert 1 <= tree.max_depth <= 3, "positions 23 and 24 are left; the deepest node takes none"
-    short.feed(state, 23, hidden(23, 4))
+    short.feed(state, 23, hidden_states(23, 4))
     short.advance(state, [1, 2, 3, 4])
     assert short.draft([(state, BUDGET)]) == [Tree.root_only(4)]
     assert state.fallback == "draft_context"

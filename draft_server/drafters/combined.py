@@ -1,0 +1,102 @@
+"""Drafts by two methods at once: the likeliest nodes of both trees fill the budget.
+
+Owns the merging. N-grams are sure where the text repeats itself, and a head where it does not; each
+says how sure it is, so that neither has to be chosen beforehand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from draft_server.drafters.base import DrafterInfo, DraftState, FeatureDrafter
+from draft_server.drafters.ngram import NgramDrafter, NgramState
+from forerun.tree import Budget, Tree
+
+S = TypeVar("S", bound=DraftState)
+
+
+class CombinedState(DraftState, Generic[S]):
+    """The states of both methods; `committed` is the list of `other`."""
+
+    __slots__ = ("ngram", "other")
+
+    def __init__(self, ngram: NgramState, other: S) -> None:
+        super().__init__(other.committed)
+        self.ngram, self.other = ngram, other
+
+
+class CombinedDrafter(Generic[S]):
+    """The methods `ngram+…`: n-grams together with a method that gives confidences."""
+
+    def __init__(self, ngram: NgramDrafter, other: FeatureDrafter[S]) -> None:
+        self._ngram, self._other = ngram, other
+        info = other.info
+        self.info = DrafterInfo(
+            f"{ngram.info.name}+{info.name}", info.hidden_taps, info.max_context
+        )
+
+    def open(self, prompt_ids: Sequence[int]) -> CombinedState[S]:
+        return CombinedState(self._ngram.open(prompt_ids), self._other.open(prompt_ids))
+
+    def advance(self, state: CombinedState[S], token_ids: Sequence[int]) -> None:
+        self._ngram.advance(state.ngram, token_ids)
+        self._other.advance(state.other, token_ids)
+
+    def feed(
+        self, state: CombinedState[S], first_position: int, hidden: NDArray[np.uint16]
+    ) -> None:
+        self._other.feed(state.other, first_position, hidden)
+
+    def draft(
+        self, batch: Sequence[tuple[CombinedState[S], Budget]], seconds: float = math.inf
+    ) -> list[Tree]:
+        looked_up = self._ngram.draft([(state.ngram, budget) for state, budget in batch])
+        thought_up = self._other.draft([(state.other, budget) for state, budget in batch], seconds)
+        trees = []
+        for (state, budget), ngram, other in zip(batch, looked_up, thought_up, strict=True):
+            trees.append(merge([ngram, other], budget.nodes))
+            state.fallback = state.other.fallback
+        return trees
+
+    def warm(self) -> bool:
+        return self._other.warm()
+
+    def close(self, state: CombinedState[S]) -> None:
+        self._ngram.close(state.ngram)
+        self._other.close(state.other)
+
+
+def merge(trees: Sequence[Tree], nodes: int) -> Tree:
+    """The `nodes` likeliest nodes of trees with one root, the likeliest first. A node of several
+    trees is as likely as the surest of them says; impossible ones are left out.
+
+    Products never rise towards the leaves in any of the trees, and so not in what is the largest of
+    them: parents are among the likeliest with their children, and before them.
+    """
+    products: dict[tuple[int, ...], float] = {}
+    for tree in trees:
+        paths: list[tuple[int, ...]] = [()]
+        likely = [1.0]
+        confidences = tree.confidences or (1.0,) * len(tree.token_ids)
+        for node in range(1, len(tree.token_ids)):
+            parent = tree.parents[node]
+            path = (*paths[parent], tree.token_ids[node])
+            paths.append(path)
+            likely.append(likely[parent] * confidences[node])
+            if likely[node] > 0.0:
+                products[path] = max(products.get(path, 0.0), likely[node])
+    best = sorted(products, key=lambda path: (-products[path], len(path)))[:nodes]
+    places = {(): 0} | {path: place for place, path in enumerate(best, start=1)}
+    root = trees[0].token_ids[0]
+    if not best:
+        return Tree.root_only(root)
+    return Tree(
+        (root, *(path[-1] for path in best)),
+        (-1, *(places[path[:-1]] for path in best)),
+        (1.0, *(products[path] / products.get(path[:-1], 1.0) for path in best)),
+    )
