@@ -36,7 +36,7 @@ class DraftConfig(Settings):
     draft: str = setting("ngram", "drafting method", choices=tuple(METHODS))
     draft_model: str | None = setting(
         None,
-        "the draft model of --draft standalone, or the head of --draft eagle3 and ngram+eagle3",
+        "the draft model of --draft standalone, or the head of --draft eagle and eagle3",
         metavar="PATH",
     )
     dtype: Literal["bfloat16", "float32"] = setting(

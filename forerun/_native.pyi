@@ -185,6 +185,8 @@ class HeadWeights:
         head_dim: int,
         vocab_rows: int,
         rms_norm_eps: float,
+        fused: bool,
+        passes_norm: bool,
         draft_ids: list[int],
     ) -> None: ...
     def load_rows(self, name: str, first_row: int, values: NDArray[np.uint16]) -> None: ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,8 +26,10 @@ from forerun.models import (
 )
 
 if TYPE_CHECKING:
-    from draft_server.drafters.eagle3 import Eagle3Drafter
+    from draft_server.drafters.head import HeadDrafter
     from forerun.engine import EngineConfig
+    from forerun.models.config import ModelConfig
+    from forerun.models.draft_head import HeadCheckpoint
 
 logger = logging.getLogger(__name__)
 
@@ -35,13 +38,15 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
-    """What methods can be told. min_match: of `ngram`; target: the target's checkpoint, for methods
-    that share weights with it; the rest is for methods with a model of
-    their own: where it is, and how its engine runs (kv_tokens: tokens that its KV cache holds;
-    threads None: one a physical core; max_context None: as much as the model can)."""
+    """What methods can be told. min_match, min_probability: of `ngram`; min_product: of heads;
+    target: the target's checkpoint, for methods that share weights with it; the rest is for methods
+    with a model of their own: where it is, and how its engine runs (kv_tokens: tokens that its KV
+    cache holds; threads None: one a physical core; max_context None: as much as the model can).
+    """
 
     min_match: int = 2
     min_probability: float = 0.1
+    min_product: float = 0.02
     target: Path | None = None
     model: Path | None = None
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -95,26 +100,36 @@ def _standalone(
     return StandaloneDrafter(engine, shared, settings.prefill_chunk)
 
 
-def _eagle3(
-    settings: DraftSettings, tokenizer: Tokenizer, progress: Progress | None
-) -> Eagle3Drafter:
-    from draft_server.drafters.eagle3 import Eagle3Drafter
+def _head(
+    name: str, settings: DraftSettings, tokenizer: Tokenizer, progress: Progress | None
+) -> HeadDrafter:
+    from draft_server.drafters.head import HeadDrafter
     from forerun.engine.draft_head import DraftHead
+
+    path = settings.target or default_model_path()
+    with open_checkpoint(path) as target, _open_head(name, settings, path, target.config) as head:
+        running = DraftHead.load(head, target, engine_config(settings, target))
+    return HeadDrafter(name, running, settings.min_product)
+
+
+def _open_head(
+    name: str, settings: DraftSettings, target_path: Path, target: ModelConfig
+) -> HeadCheckpoint:
+    from forerun.models.eagle import EagleCheckpoint
     from forerun.models.eagle3 import Eagle3Checkpoint
+    from forerun.models.mtp import MtpCheckpoint
 
+    if name == "mtp":
+        return MtpCheckpoint(target_path, target)
     assert settings.model is not None, "check_method comes first"
-    with (
-        open_checkpoint(settings.target or default_model_path()) as target,
-        Eagle3Checkpoint(settings.model, target.config) as head,
-    ):
-        return Eagle3Drafter(DraftHead.load(head, target, engine_config(settings, target)))
+    return (Eagle3Checkpoint if name == "eagle3" else EagleCheckpoint)(settings.model, target)
 
 
-def _ngram_and_eagle3(
-    settings: DraftSettings, tokenizer: Tokenizer, progress: Progress | None
+def _ngram_and(
+    name: str, settings: DraftSettings, tokenizer: Tokenizer, progress: Progress | None
 ) -> CombinedDrafter[Any]:
     return CombinedDrafter(
-        _ngram(settings, tokenizer, progress), _eagle3(settings, tokenizer, progress)
+        _ngram(settings, tokenizer, progress), _head(name, settings, tokenizer, progress)
     )
 
 
@@ -140,12 +155,26 @@ def engine_config(
     )
 
 
+_HEADS = {
+    "eagle": ("an EAGLE-1 or -2 head over what leaves the target's final norm", True),
+    "eagle3": ("an EAGLE-3 head over the target's hidden states", True),
+    "mtp": ("the layer for multi-token prediction that the target brings", False),
+}
+
 METHODS: dict[str, Method] = {
     "none": Method("no drafts: the target decodes plainly", False, _none),
     "ngram": Method("what followed the same tokens earlier in the session", False, _ngram),
     "standalone": Method("a smaller model with the target's vocabulary", True, _standalone),
-    "eagle3": Method("a head that reads the target's hidden states", True, _eagle3),
-    "ngram+eagle3": Method("the likeliest of both", True, _ngram_and_eagle3),
+    **{
+        name: Method(summary, needs_model, partial(_head, name))
+        for name, (summary, needs_model) in _HEADS.items()
+    },
+    **{
+        f"ngram+{name}": Method(
+            f"the likeliest of ngram and {name}", needs, partial(_ngram_and, name)
+        )
+        for name, (_, needs) in _HEADS.items()
+    },
 }
 
 

@@ -21,8 +21,11 @@ from forerun.cli.signals import exit_on_signals
 from forerun.errors import ForerunError
 
 DRAFTS = ("none", "ngram", "standalone")
-HEADS = ("eagle3", "ngram+eagle3")  # methods that cannot do without --draft-model
+# Methods that cannot do without --draft-model, and those whose weights the target brings.
+HEADS = ("eagle", "eagle3", "ngram+eagle", "ngram+eagle3")
+TARGET_LAYERS = ("mtp", "ngram+mtp")
 MODEL_DRAFTS = ("standalone", *HEADS)  # methods with a model of their own
+LOADING_DRAFTS = (*MODEL_DRAFTS, *TARGET_LAYERS)
 DEFAULT_DRAFT = "ngram"
 DTYPES = ("bfloat16", "float32")
 
@@ -41,7 +44,8 @@ class LocalOptions:
     """What the two servers are started with; None leaves a choice to them.
 
     model: a checkpoint folder or a .gguf file, None for the default model. draft_model: what
-    proposes where draft is "standalone" (None for the target itself), or the head of "eagle3".
+    proposes where draft is "standalone" (None for the target itself), or the head of "eagle" and
+    "eagle3".
     threads: of each server. prefix_cache_bytes, draft_nodes, draft_depth: of the verify server.
     draft_timeout_ms: of the draft server.
     """
@@ -66,12 +70,14 @@ def add_local_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", metavar="PATH", help="checkpoint folder or .gguf file; default: a small model"
     )
     group.add_argument(
-        "--draft", choices=(*DRAFTS, *HEADS), help="how to propose tokens; default: ngram"
+        "--draft",
+        choices=(*DRAFTS, *HEADS, *TARGET_LAYERS),
+        help="how to propose tokens; default: ngram",
     )
     group.add_argument(
         "--draft-model",
         metavar="PATH",
-        help="of standalone (default: the target itself), or the head of eagle3 and ngram+eagle3",
+        help="of standalone (default: the target itself), or the head of eagle and eagle3",
     )
     group.add_argument("--dtype", choices=DTYPES, help="activations and KV; default: bfloat16")
     group.add_argument("--page-size", type=int, metavar="N", help="tokens in a page of the cache")
@@ -144,7 +150,7 @@ def local_group(options: LocalOptions, drafts: Sequence[str]) -> Iterator[LocalG
         flags = ["--listen", verify, *_target_flags(options, model)]
         target = stack.enter_context(child("the verify server", TARGET_PACKAGE, flags))
         children = [target]
-        if set(drafts) & set(MODEL_DRAFTS):
+        if set(drafts) & set(LOADING_DRAFTS):
             # Both load a model then, and their progress bars would overwrite each other.
             _wait_until_healthy(children, verify)
         addresses = {draft: f"unix:{folder}/{draft}.sock" for draft in drafts}
@@ -222,9 +228,9 @@ def _draft_flags(options: LocalOptions, model: Path, verifier: str) -> list[str]
         draft_timeout_ms=options.draft_timeout_ms,
     )
     if options.draft in MODEL_DRAFTS:
-        flags += _flags(
-            draft_model=options.draft_model or model, dtype=options.dtype, threads=options.threads
-        )
+        flags += _flags(draft_model=options.draft_model or model)
+    if options.draft in LOADING_DRAFTS:
+        flags += _flags(dtype=options.dtype, threads=options.threads)
     return flags
 
 

@@ -20,31 +20,12 @@ from forerun.engine.native_config import native_config
 from forerun.engine.pages import PagePool
 from forerun.engine.weights import angles, row_blocks
 from forerun.models import Checkpoint
-from forerun.models.eagle3 import EMBEDDING, Eagle3Checkpoint
-
-_MATRICES = {
-    "fc.weight": "fc",
-    "midlayer.self_attn.q_proj.weight": "q",
-    "midlayer.self_attn.k_proj.weight": "k",
-    "midlayer.self_attn.v_proj.weight": "v",
-    "midlayer.self_attn.o_proj.weight": "o",
-    "midlayer.mlp.gate_proj.weight": "gate",
-    "midlayer.mlp.up_proj.weight": "up",
-    "midlayer.mlp.down_proj.weight": "down",
-    "lm_head.weight": "head",
-    EMBEDDING: "embedding",
-}
-_VECTORS = {
-    "midlayer.input_layernorm.weight": "input_norm",
-    "midlayer.hidden_norm.weight": "hidden_norm",
-    "midlayer.post_attention_layernorm.weight": "mlp_norm",
-    "norm.weight": "final_norm",
-}
+from forerun.models.draft_head import HeadCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
 class HeadInfo:
-    """What a head needs and holds. taps: see Eagle3Config. feature_size: elements of one row of
+    """What a head needs and holds. taps: see HeadConfig. feature_size: elements of one row of
     hidden states. max_context: positions. max_rows: committed rows of all sessions in one call."""
 
     taps: tuple[int, ...]
@@ -83,7 +64,7 @@ class DraftedNodes:
 
 
 class DraftHead:
-    """An EAGLE-3 head over the native module. Everything but `info` is called from one thread."""
+    """A draft head over the native module. Everything but `info` is called from one thread."""
 
     def __init__(self, native: _native.DraftHead, info: HeadInfo) -> None:
         self.info = info
@@ -92,9 +73,9 @@ class DraftHead:
 
     @classmethod
     def load(
-        cls, head: Eagle3Checkpoint, target: Checkpoint, config: EngineConfig, top_k: int = 8
+        cls, head: HeadCheckpoint, target: Checkpoint, config: EngineConfig, top_k: int = 8
     ) -> DraftHead:
-        """Reads the weights, the embedding from the target where the head has none.
+        """Reads the weights, from the target those that the head shares with it.
 
         top_k: children of a node at most. Raises ValueError for what cannot run, naming it, and
         MemoryError for what does not fit.
@@ -109,18 +90,19 @@ class DraftHead:
             head_dim=shape.head_dim,
             vocab_rows=shape.vocab_size,
             rms_norm_eps=shape.rms_norm_eps,
+            fused=shape.fused,
+            passes_norm=shape.passes_norm,
             draft_ids=head.draft_ids.tolist(),
         )
-        for name, size in head.tensor_shapes.items():
-            if name in _VECTORS:
-                weights.load_vector(_VECTORS[name], head.read_rows(name, 0, size[0]))
+        for part, size in head.parts.items():
+            if len(size) == 1:
+                weights.load_vector(part, head.read_rows(part, 0, size[0]))
             else:
                 for start, stop in row_blocks(*size):
-                    weights.load_rows(_MATRICES[name], start, head.read_rows(name, start, stop))
-        if not head.has_embedding:
-            embedding = "model.embed_tokens.weight"
-            for start, stop in row_blocks(shape.vocab_size, shape.hidden_size):
-                weights.load_rows("embedding", start, target.read_rows(embedding, start, stop))
+                    weights.load_rows(part, start, head.read_rows(part, start, stop))
+        for part, name in head.from_target.items():
+            for start, stop in row_blocks(*target.tensor_shapes[name]):
+                weights.load_rows(part, start, target.read_rows(name, start, stop))
         weights.check_complete()
 
         native_options = native_config(config)

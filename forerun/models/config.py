@@ -16,6 +16,8 @@ from forerun.models.rope import ROPE_TYPES, RopeConfig, RopeType
 
 Architecture = Literal["llama", "qwen2", "qwen3", "mistral"]
 ARCHITECTURES: tuple[str, ...] = get_args(Architecture)
+# Of these a `model_type` is another name: MiMo is Qwen2 with a layer for multi-token prediction.
+_SAME_AS = {"mimo": "qwen2"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class ModelConfig:
     num_heads is a multiple of num_kv_heads. max_positions: the longest context the weights were
     made for. attention_bias: biases on q, k and v; output_bias: on o; mlp_bias: on gate, up, down.
     qk_norm: an RMSNorm over head_dim on every q and k head before the rotation.
+    num_mtp_layers: layers for multi-token prediction behind the model's own, which it runs without.
     sliding_window W: position i sees j with i - j < W, in every layer; None: all earlier positions.
     """
 
@@ -49,6 +52,7 @@ class ModelConfig:
     sliding_window: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
+    num_mtp_layers: int = 0
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -90,7 +94,8 @@ def config_from_hugging_face(
     does not compute, and for a missing or malformed key.
     """
     fields = Fields(config, f"{name}/config.json")
-    architecture = checked_architecture(fields.text("model_type"), fields.source)
+    model_type = fields.text("model_type")
+    architecture = checked_architecture(_SAME_AS.get(model_type, model_type), fields.source)
     _refuse_unsupported(fields)
     num_heads = fields.integer("num_attention_heads")
     hidden_size = fields.integer("hidden_size")
@@ -123,6 +128,7 @@ def config_from_hugging_face(
         bos_token_id=fields.integer("bos_token_id", minimum=0)
         if fields.has("bos_token_id")
         else None,
+        num_mtp_layers=fields.integer("num_nextn_predict_layers", 0, minimum=0),
     )
 
 

@@ -9,6 +9,9 @@ from forerun.models.errors import ModelError
 
 Shapes = dict[str, tuple[int, ...]]
 
+# Where MiMo keeps its layers for multi-token prediction; other models number them as layers.
+MIMO_LAYERS = "model.mtp_layers."
+
 
 def expected_shapes(config: ModelConfig) -> Shapes:
     """Return name → shape, output dimension first, of every tensor the forward pass reads.
@@ -47,7 +50,8 @@ def expected_shapes(config: ModelConfig) -> Shapes:
 def check_tensor_set(found: Mapping[str, tuple[int, ...]], config: ModelConfig) -> Shapes:
     """Return the shapes to serve, after comparing what a file holds with what is needed.
 
-    Two kinds of surplus are known to be harmless and dropped: `*.rotary_emb.inv_freq`, a buffer
+    Layers for multi-token prediction are a drafter's concern. Two kinds of surplus are known to be
+    harmless and dropped: `*.rotary_emb.inv_freq`, a buffer
     that old checkpoints saved and that the configuration defines anew, and `lm_head.weight` of the
     embedding's shape when the configuration ties the two. Anything else missing, extra or
     misshapen raises ModelError with the tensor, its shape and the expected shape.
@@ -59,7 +63,13 @@ def check_tensor_set(found: Mapping[str, tuple[int, ...]], config: ModelConfig) 
             f"model.layers.{config.num_layers - 1}.input_layernorm.weight among others"
         )
     expected = expected_shapes(config)
-    surplus = {name: shape for name, shape in found.items() if name not in expected}
+    behind = range(config.num_layers, config.num_layers + min(config.num_mtp_layers, len(found)))
+    drafting = (*(f"model.layers.{layer}." for layer in behind), *([MIMO_LAYERS] if behind else []))
+    surplus = {
+        name: shape
+        for name, shape in found.items()
+        if name not in expected and not name.startswith(drafting)
+    }
     for name, shape in surplus.items():
         is_tied_head = name == "lm_head.weight" and shape == expected["model.embed_tokens.weight"]
         if not (is_tied_head or name.endswith("rotary_emb.inv_freq")):

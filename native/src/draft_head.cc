@@ -38,44 +38,17 @@ DraftHead::DraftHead(std::shared_ptr<const HeadWeights> weights, const ForwardCo
   cos_.assign(cos, cos + rotations);
   sin_.assign(sin, sin + rotations);
   const std::size_t r = config.max_rows, spare = r + kernels_.spare_rows;
-  ld_act_ = std::max({c.feature_size, 2 * c.hidden_size, c.q_size()});
+  ld_act_ = std::max({c.fc_input(), 2 * c.hidden_size, c.q_size()});
   ld_logits_ = round_up(c.draft_vocab, kLanes);
   x_ = HugeBuffer(r * c.hidden_size * sizeof(float), false);
   qkv_ = HugeBuffer(r * c.qkv_size() * sizeof(float), false);
   scratch_ = HugeBuffer(static_cast<std::size_t>(config.threads) *
                             std::max(c.feature_size, c.hidden_size) * sizeof(float),
                         false);
+  embeddings_.assign(config.threads, std::vector<float>(c.hidden_size));
   act_ = HugeBuffer(spare * ld_act_ * kernels_.act_bytes, false);
   wide_ = HugeBuffer(spare * c.intermediate_size * kernels_.act_bytes, false);
   logits_ = HugeBuffer(r * ld_logits_ * sizeof(float), false);
-}
-
-void DraftHead::check(const std::vector<HeadRows>& batch) const {
-  long long total = 0;
-  for (const HeadRows& s : batch) {
-    require_value(s.rows >= 1, "rows", s.rows, "at least 1");
-    require_value(s.cached >= 0, "cached", s.cached, "at least 0");
-    const bool drafts = s.limits.nodes > 0 && s.limits.depth > 0;
-    // A node as deep as the limit has no row.
-    const long long length = static_cast<long long>(s.cached) + s.rows,
-                    deepest = length + (drafts ? s.limits.depth - 1 : 0),
-                    stored = length + (drafts ? s.limits.nodes : 0);
-    require_value(deepest <= config_.max_context, "cached + rows + depth - 1", deepest, "at most ",
-                  config_.max_context);
-    const long long pages = (stored + config_.page_size - 1) / config_.page_size;
-    require_value(s.num_pages >= pages, "pages held", s.num_pages, "at least ", pages);
-    for (int i = 0; i < s.num_pages; ++i) {
-      require_value(s.pages[i] >= 0 && s.pages[i] < config_.pages, "page", s.pages[i], "0 to ",
-                    config_.pages - 1);
-    }
-    for (int i = 0; i < s.rows; ++i) {
-      require_value(s.tokens[i] >= 0 && s.tokens[i] < weights_->config().vocab_rows, "token id",
-                    s.tokens[i], "0 to ", weights_->config().vocab_rows - 1);
-    }
-    total += s.rows;
-  }
-  require_value(total >= 1 && total <= config_.max_rows, "rows of the batch", total, "1 to ",
-                config_.max_rows);
 }
 
 std::vector<DraftTree> DraftHead::draft(const std::vector<HeadRows>& batch, double seconds) {
@@ -99,80 +72,12 @@ std::vector<DraftTree> DraftHead::draft(const std::vector<HeadRows>& batch, doub
   return trees;
 }
 
-void DraftHead::plan_committed(const std::vector<HeadRows>& batch) {
-  sequences_.clear();
-  rows_.clear();
-  tokens_.clear();
-  slots_.clear();
-  predicted_.clear();
-  for (int s = 0; s < static_cast<int>(batch.size()); ++s) {
-    const HeadRows& b = batch[s];
-    sequences_.push_back({b.cached, rows(), b.rows, b.pages});
-    for (int i = 0; i < b.rows; ++i) {
-      rows_.push_back({s, b.cached + i, nullptr});
-      tokens_.push_back(b.tokens[i]);
-      slots_.push_back(cache_.slot(b.pages, b.cached + i));
-    }
-    if (b.limits.nodes > 0 && b.limits.depth > 0) predicted_.push_back({rows() - 1, s, -1});
-  }
-}
-
-void DraftHead::plan_nodes(const std::vector<HeadRows>& batch, std::vector<DraftTree>& trees) {
-  const HeadConfig& c = weights_->config();
-  const std::size_t h = c.hidden_size;
-  std::vector<std::vector<int>> chosen;
-  std::size_t path_sizes = 0;
-  int room = config_.max_rows;
-  for (DraftTree& tree : trees) {
-    chosen.push_back(tree.unexpanded());
-    std::vector<int>& nodes = chosen.back();
-    if (static_cast<int>(nodes.size()) > room) nodes.resize(room);
-    room -= static_cast<int>(nodes.size());
-    for (const int node : nodes) path_sizes += tree.node(node).depth;
-  }
-  sequences_.clear();
-  rows_.clear();
-  tokens_.clear();
-  slots_.clear();
-  predicted_.clear();
-  paths_.clear();
-  paths_.reserve(path_sizes);  // rows point into it
-  for (int s = 0; s < static_cast<int>(batch.size()); ++s) {
-    if (chosen[s].empty()) continue;
-    DraftTree& tree = trees[s];
-    const int prefix = batch[s].cached + batch[s].rows;
-    // Row 0 of the outputs is that of the root.
-    const int earlier = static_cast<int>(outputs_[s].size() / h) - 1;
-    const int sequence = static_cast<int>(sequences_.size()), first = rows();
-    int next = earlier;
-    for (const int node : chosen[s]) {
-      // No room in the pages: what is cached behind the nodes of this round is not ours.
-      if (next == tree.limits().nodes) break;
-      tree.node(node).row = next;
-      const auto start = paths_.size();
-      for (int n = node; n >= 0; n = tree.node(n).parent) paths_.push_back(tree.node(n).row);
-      std::reverse(paths_.begin() + start, paths_.end());
-      const int depth = tree.node(node).depth;
-      rows_.push_back({sequence, prefix + depth - 1, paths_.data() + start});
-      tokens_.push_back(tree.node(node).token);
-      slots_.push_back(cache_.slot(batch[s].pages, prefix + next));
-      const int parent = tree.node(node).parent;
-      const std::size_t from = parent < 0 ? 0 : tree.node(parent).row + 1;
-      std::copy_n(outputs_[s].begin() + from * h, h,
-                  x_.as<float>() + static_cast<std::size_t>(rows() - 1) * h);
-      predicted_.push_back({rows() - 1, s, node});
-      ++next;
-    }
-    if (rows() > first)
-      sequences_.push_back({prefix, first, rows() - first, batch[s].pages, earlier});
-  }
-}
-
 void DraftHead::run_pass(std::vector<DraftTree>& trees, const HeadRows* batch) {
   attention_.plan(sequences_, rows_);
   children_.resize(predicted_.size());
   pool_.run([&](int thread) {
     if (batch != nullptr) take_features(thread, batch);
+    join(thread);
     layer(thread);
     predict(thread);
   });
@@ -191,15 +96,30 @@ void* DraftHead::act(int row) const {
   return act_.as<unsigned char>() + row * ld_act_ * kernels_.act_bytes;
 }
 
+float* DraftHead::scratch(int thread) const {
+  const HeadConfig& c = weights_->config();
+  return scratch_.as<float>() +
+         static_cast<std::size_t>(thread) * std::max(c.feature_size, c.hidden_size);
+}
+
+// x, through the norm where there is one, as an input of a product.
+void DraftHead::norm(int thread, const float* x, const std::vector<float>& weight, void* act) {
+  const HeadConfig& c = weights_->config();
+  float* normed = scratch(thread);
+  if (!weight.empty()) kernels_.rms_norm(x, weight.data(), c.hidden_size, c.rms_norm_eps, normed);
+  kernels_.to_act(weight.empty() ? x : normed, c.hidden_size, act);
+}
+
 void DraftHead::gemm(int thread, const std::uint16_t* w, int n, int k, const void* a,
-                     std::size_t lda, int rows, Epilogue epilogue, float* c, std::size_t ldc,
-                     void* act) {
+                     std::size_t lda, int rows, const std::vector<float>& bias, Epilogue epilogue,
+                     float* c, std::size_t ldc, void* act) {
   Gemm g{};
   g.a = a;
   g.lda = lda;
   g.rows = rows;
   g.w = w;
   g.k = k;
+  g.bias = bias.empty() ? nullptr : bias.data();
   g.epilogue = epilogue;
   g.c = c;
   g.ldc = ldc;
@@ -209,20 +129,46 @@ void DraftHead::gemm(int thread, const std::uint16_t* w, int n, int k, const voi
   if (g.block_begin < g.block_end) kernels_.gemm(g);
 }
 
+// Fills x of committed rows: g, or f where the embedding is joined to it.
 void DraftHead::take_features(int thread, const HeadRows* batch) {
   const HeadConfig& c = weights_->config();
-  float* features = scratch_.as<float>() +
-                    static_cast<std::size_t>(thread) * std::max(c.feature_size, c.hidden_size);
+  auto* x = x_.as<float>();
   for_rows(thread, rows(), [&](int row) {
     const AttentionSequence& sequence = sequences_[rows_[row].sequence];
     const std::uint16_t* from = batch[rows_[row].sequence].features +
                                 static_cast<std::size_t>(row - sequence.first) * c.feature_size;
+    float* features = c.fused ? x + static_cast<std::size_t>(row) * c.hidden_size : scratch(thread);
     std::transform(from, from + c.feature_size, features, bf16_to_float);
-    kernels_.to_act(features, c.feature_size, act(row));
+    if (!c.fused) kernels_.to_act(features, c.feature_size, act(row));
   });
   pool_.barrier();
+  if (c.fused) return;
   gemm(thread, weights_->fc, c.hidden_size, c.feature_size, act(0), ld_act_, rows(),
-       Epilogue::kStore, x_.as<float>(), c.hidden_size, nullptr);
+       weights_->fc_bias, Epilogue::kStore, x, c.hidden_size, nullptr);
+  pool_.barrier();
+}
+
+// Fills the layer's inputs, and x with the residual stream.
+void DraftHead::join(int thread) {
+  const HeadConfig& c = weights_->config();
+  const int h = c.hidden_size;
+  auto* x = x_.as<float>();
+  std::vector<float>& embedding = embeddings_[thread];
+  for_rows(thread, rows(), [&](int row) {
+    auto* input = static_cast<unsigned char*>(act(row));
+    weights_->embed(tokens_[row], embedding.data());
+    norm(thread, embedding.data(), weights_->embedding_norm, input);
+    norm(thread, x + static_cast<std::size_t>(row) * h, weights_->hidden_norm,
+         input + h * kernels_.act_bytes);
+  });
+  pool_.barrier();
+  if (!c.fused) return;
+  gemm(thread, weights_->fc, h, 2 * h, act(0), ld_act_, rows(), weights_->fc_bias, Epilogue::kStore,
+       x, h, nullptr);
+  pool_.barrier();
+  for_rows(thread, rows(), [&](int row) {
+    norm(thread, x + static_cast<std::size_t>(row) * h, weights_->layer_norm, act(row));
+  });
   pool_.barrier();
 }
 
@@ -231,22 +177,8 @@ void DraftHead::layer(int thread) {
   const int h = c.hidden_size, d = c.head_dim;
   auto* x = x_.as<float>();
   auto* qkv = qkv_.as<float>();
-  float* scratch =
-      scratch_.as<float>() + static_cast<std::size_t>(thread) * std::max(c.feature_size, h);
-  const auto norm = [&](const float* from, const std::vector<float>& weight, void* to) {
-    kernels_.rms_norm(from, weight.data(), h, c.rms_norm_eps, scratch);
-    kernels_.to_act(scratch, h, to);
-  };
-  for_rows(thread, rows(), [&](int row) {
-    auto* input = static_cast<unsigned char*>(act(row));
-    weights_->embed(tokens_[row], scratch);
-    norm(scratch, weights_->input_norm, input);
-    norm(x + static_cast<std::size_t>(row) * h, weights_->hidden_norm,
-         input + h * kernels_.act_bytes);
-  });
-  pool_.barrier();
-  gemm(thread, weights_->qkv, c.qkv_size(), 2 * h, act(0), ld_act_, rows(), Epilogue::kStore, qkv,
-       c.qkv_size(), nullptr);
+  gemm(thread, weights_->qkv, c.qkv_size(), c.layer_input(), act(0), ld_act_, rows(),
+       weights_->qkv_bias, Epilogue::kStore, qkv, c.qkv_size(), nullptr);
   pool_.barrier();
   for_rows(thread, rows(), [&](int row) {
     float* q = qkv + static_cast<std::size_t>(row) * c.qkv_size();
@@ -264,17 +196,18 @@ void DraftHead::layer(int thread) {
   pool_.barrier();
   attention_.merge(thread, act(0), ld_act_);
   pool_.barrier();
-  gemm(thread, weights_->o, h, c.q_size(), act(0), ld_act_, rows(), Epilogue::kAdd, x, h, nullptr);
+  gemm(thread, weights_->o, h, c.q_size(), act(0), ld_act_, rows(), {}, Epilogue::kAdd, x, h,
+       nullptr);
   pool_.barrier();
   for_rows(thread, rows(), [&](int row) {
-    norm(x + static_cast<std::size_t>(row) * h, weights_->mlp_norm, act(row));
+    norm(thread, x + static_cast<std::size_t>(row) * h, weights_->mlp_norm, act(row));
   });
   pool_.barrier();
-  gemm(thread, weights_->gate_up, 2 * c.intermediate_size, h, act(0), ld_act_, rows(),
+  gemm(thread, weights_->gate_up, 2 * c.intermediate_size, h, act(0), ld_act_, rows(), {},
        Epilogue::kSiluMul, nullptr, 0, wide_.as<void>());
   pool_.barrier();
   gemm(thread, weights_->down, h, c.intermediate_size, wide_.as<void>(), c.intermediate_size,
-       rows(), Epilogue::kAdd, x, h, nullptr);
+       rows(), {}, Epilogue::kAdd, x, h, nullptr);
   pool_.barrier();
 }
 
@@ -282,15 +215,13 @@ void DraftHead::predict(int thread) {
   if (predicted_.empty()) return;
   const HeadConfig& c = weights_->config();
   const int h = c.hidden_size, count = static_cast<int>(predicted_.size());
-  float* scratch =
-      scratch_.as<float>() + static_cast<std::size_t>(thread) * std::max(c.feature_size, h);
   for_rows(thread, count, [&](int i) {
-    kernels_.rms_norm(x_.as<float>() + static_cast<std::size_t>(predicted_[i].row) * h,
-                      weights_->final_norm.data(), h, c.rms_norm_eps, scratch);
-    kernels_.to_act(scratch, h, act(i));
+    float* x = x_.as<float>() + static_cast<std::size_t>(predicted_[i].row) * h;
+    norm(thread, x, weights_->final_norm, act(i));
+    if (c.passes_norm) std::copy_n(scratch(thread), h, x);
   });
   pool_.barrier();
-  gemm(thread, weights_->head, c.draft_vocab, h, act(0), ld_act_, count, Epilogue::kStore,
+  gemm(thread, weights_->head, c.draft_vocab, h, act(0), ld_act_, count, {}, Epilogue::kStore,
        logits_.as<float>(), ld_logits_, nullptr);
   pool_.barrier();
   for_rows(thread, count, [&](int i) {

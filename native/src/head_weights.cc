@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -22,13 +23,15 @@ HeadWeights::HeadWeights(const HeadConfig& c, std::vector<std::int32_t> draft_id
     require(id >= 0 && id < c.vocab_rows, "a draft id stands for token ", id, "; tokens are 0 to ",
             c.vocab_rows - 1);
   }
+  require(!c.fused || c.feature_size == c.hidden_size, "feature_size is ", c.feature_size,
+          "; where they are joined with the embedding it must be hidden_size, ", c.hidden_size);
   require(std::set<std::int32_t>(draft_ids_.begin(), draft_ids_.end()).size() == draft_ids_.size(),
           "two draft ids stand for one token");
 
   const int h = c.hidden_size, m = c.intermediate_size;
   const auto size = [](int n, int k) { return static_cast<std::size_t>(round_up(n, kLanes)) * k; };
-  const std::size_t sizes[] = {size(h, c.feature_size),
-                               size(c.qkv_size(), 2 * h),
+  const std::size_t sizes[] = {size(h, c.fc_input()),
+                               size(c.qkv_size(), c.layer_input()),
                                size(h, c.q_size()),
                                size(2 * m, h),
                                size(h, m),
@@ -45,10 +48,10 @@ HeadWeights::HeadWeights(const HeadConfig& c, std::vector<std::int32_t> draft_id
     next += sizes[i];
   }
   const int k_block = c.q_size() / kLanes, v_block = k_block + c.kv_size() / kLanes;
-  matrices_ = {{"fc", {fc, h, c.feature_size}},
-               {"q", {qkv, c.q_size(), 2 * h}},
-               {"k", {qkv, c.kv_size(), 2 * h, k_block}},
-               {"v", {qkv, c.kv_size(), 2 * h, v_block}},
+  matrices_ = {{"fc", {fc, h, c.fc_input()}},
+               {"q", {qkv, c.q_size(), c.layer_input()}},
+               {"k", {qkv, c.kv_size(), c.layer_input(), k_block}},
+               {"v", {qkv, c.kv_size(), c.layer_input(), v_block}},
                {"o", {o, h, c.q_size()}},
                {"gate", {gate_up, m, h, 0, 2}},
                {"up", {gate_up, m, h, 1, 2}},
@@ -68,17 +71,28 @@ void HeadWeights::load_rows(const std::string& name, int first_row, const std::u
 }
 
 void HeadWeights::load_vector(const std::string& name, const std::uint16_t* values, int size) {
-  const std::pair<const char*, std::vector<float>*> vectors[] = {{"input_norm", &input_norm},
-                                                                 {"hidden_norm", &hidden_norm},
-                                                                 {"mlp_norm", &mlp_norm},
-                                                                 {"final_norm", &final_norm}};
-  const auto found = std::find_if(std::begin(vectors), std::end(vectors),
-                                  [&](const auto& v) { return name == v.first; });
-  require(found != std::end(vectors), "vector '", name, "' is unknown");
-  require(size == config_.hidden_size, "vector '", name, "' has ", size, " elements; it must have ",
-          config_.hidden_size);
-  found->second->resize(size);
-  std::transform(values, values + size, found->second->begin(), bf16_to_float);
+  // Where each begins in what holds it, and how large both are.
+  struct Place {
+    std::vector<float>* holder;
+    int first, size, all;
+  };
+  const int h = config_.hidden_size, q = config_.q_size(), kv = config_.kv_size(), all = q + 2 * kv;
+  const std::map<std::string, Place> places = {{"embedding_norm", {&embedding_norm, 0, h, h}},
+                                               {"hidden_norm", {&hidden_norm, 0, h, h}},
+                                               {"layer_norm", {&layer_norm, 0, h, h}},
+                                               {"mlp_norm", {&mlp_norm, 0, h, h}},
+                                               {"final_norm", {&final_norm, 0, h, h}},
+                                               {"fc_bias", {&fc_bias, 0, h, h}},
+                                               {"q_bias", {&qkv_bias, 0, q, all}},
+                                               {"k_bias", {&qkv_bias, q, kv, all}},
+                                               {"v_bias", {&qkv_bias, q + kv, kv, all}}};
+  const auto found = places.find(name);
+  require(found != places.end(), "vector '", name, "' is unknown");
+  const Place& place = found->second;
+  require(size == place.size, "vector '", name, "' has ", size, " elements; it must have ",
+          place.size);
+  place.holder->resize(place.all);
+  std::transform(values, values + size, place.holder->begin() + place.first, bf16_to_float);
 }
 
 void HeadWeights::check_complete() const {
@@ -86,8 +100,8 @@ void HeadWeights::check_complete() const {
     require(m.loaded == m.place.rows, "matrix '", m.name, "' has ", m.place.rows, " rows, but ",
             m.loaded, " were stored; load each once");
   }
-  require(!input_norm.empty() && !hidden_norm.empty() && !mlp_norm.empty() && !final_norm.empty(),
-          "a norm was not stored");
+  require(!mlp_norm.empty(), "vector 'mlp_norm' was not stored");
+  require(!config_.passes_norm || !final_norm.empty(), "vector 'final_norm' was not stored");
 }
 
 void HeadWeights::embed(int token, float* out) const {

@@ -11,15 +11,13 @@ import pytest
 
 from draft_server.app import DraftServer
 from draft_server.config import DraftConfig
-from draft_server.drafters.combined import CombinedDrafter
-from draft_server.drafters.eagle3 import Eagle3Drafter
-from draft_server.drafters.ngram import NgramDrafter
 from draft_server.drafters.registry import DraftSettings, create_drafter
 from draft_server.drafters.standalone import StandaloneDrafter
 from forerun.client import AsyncClient
 from forerun.errors import Unavailable
 from tests.fixtures.drafting import alphabet, eventually, tiny_tokenizer
-from tests.fixtures.eagle3 import load_head, write_head
+from tests.fixtures.eagle3 import write_head
+from tests.fixtures.fused_heads import write_eagle, write_target
 from tests.fixtures.scripted_target import NextToken, decode_plainly, hash_next
 from tests.fixtures.servers import scripted, servers, target_of
 from tests.fixtures.tiny import shared_checkpoint
@@ -167,22 +165,28 @@ async def test_tls_both_ways_and_a_token_between_the_servers(tmp_path: Path) -> 
             await server.stop(0)
 
 
-@pytest.mark.parametrize("ngram", [False, True])
-async def test_eagle3_reads_the_targets_hidden_states_and_changes_no_token(
-    ngram: bool, tmp_path: Path
+@pytest.mark.parametrize("draft", ["eagle3", "ngram+eagle3", "eagle", "mtp", "ngram+mtp"])
+async def test_heads_read_the_targets_hidden_states_and_change_no_token(
+    draft: str, tmp_path: Path
 ) -> None:
-    """A random head over T: most of what it proposes is wrong, and nothing of it shows."""
-    target = load_target(VerifyConfig(model=str(shared_checkpoint()), threads=1))
+    """Random heads: most of what they propose is wrong, and nothing of it shows."""
+    kind = "nextn" if "mtp" in draft else "eagle"
+    path, model = write_target(tmp_path / "target", kind), None
+    if draft == "eagle":
+        model = write_eagle(tmp_path / "head")
+    elif "eagle3" in draft:
+        model = write_head(tmp_path / "head")
+    target = load_target(VerifyConfig(model=str(path), threads=1))
     async with servers(target) as plain:
         prompts = [PROMPT, "z" * 70, PROMPT * 9]
         expected = [await plain.client.complete(prompt, max_tokens=60) for prompt in prompts]
-    head = Eagle3Drafter(load_head(write_head(tmp_path)), 0.0)
-    drafter = CombinedDrafter(NgramDrafter(), head) if ngram else head
+    settings = DraftSettings(min_product=0.0, target=path, model=model, threads=1, kv_tokens=4096)
+    drafter = create_drafter(draft, settings, tiny_tokenizer())
+    assert drafter.info.name == draft
     async with servers(target, drafter, draft={"draft_timeout_ms": 20000.0}) as running:
         answers = [running.client.complete(prompt, max_tokens=60) for prompt in prompts]
         for answer, right in zip(await asyncio.gather(*answers), expected, strict=True):
             assert answer.token_ids == right.token_ids
-            assert answer.stats.drafted > 60
-            assert sum(answer.stats.drafted_by_depth[1:]) > 0
+            assert answer.stats.drafted > 40
     kept = target.engine.pages_free + target.engine.pages_cached
     assert kept == target.engine.info.pages_total

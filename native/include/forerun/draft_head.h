@@ -1,5 +1,7 @@
-// An EAGLE-3 draft head (arXiv:2503.01840): one decoder layer over the target's
-// hidden states, with a KV cache of its own and a draft vocabulary.
+// A draft head: one decoder layer over the target's hidden states, with a KV cache
+// of its own and a draft vocabulary. EAGLE-3 (arXiv:2503.01840), EAGLE-1 and -2
+// (arXiv:2401.15077, 2406.16858) and the multi-token prediction layers that some
+// models bring (arXiv:2412.19437) differ in what goes into the layer.
 //
 // The row of position p takes the target's hidden states at p and the embedding
 // of token p + 1, and predicts token p + 2. Rows of committed tokens are kept;
@@ -32,15 +34,26 @@ struct HeadConfig {
   int vocab_rows;  // rows of the embedding
   int draft_vocab;
   float rms_norm_eps;
+  // How the layer's input is made of e, the embedding, and f, the hidden states.
+  // false: g = fc f, once for a committed row, and the layer takes norm(e), norm(g)
+  // side by side, beside the residual g (EAGLE-3). true: g = fc [e, f], for every
+  // row, and the layer takes g.
+  bool fused;
+  // Whether what a node's row passes on to its children went through the final norm.
+  bool passes_norm;
 
+  int layer_input() const { return fused ? hidden_size : 2 * hidden_size; }
+  int fc_input() const { return fused ? 2 * hidden_size : feature_size; }
   int q_size() const { return heads * head_dim; }
   int kv_size() const { return kv_heads * head_dim; }
   int qkv_size() const { return q_size() + 2 * kv_size(); }
 };
 
-// Owns the weights, filled row by row. Matrices: "fc" [hidden, features], "q", "k", "v" [.., 2 x
-// hidden], "o", "gate", "up", "down", "head" [draft_vocab, hidden], "embedding" [vocab_rows,
-// hidden]. Vectors [hidden]: "input_norm", "hidden_norm", "mlp_norm", "final_norm".
+// Owns the weights, filled row by row. Matrices: "fc" [hidden, fc_input], "q", "k", "v"
+// [.., layer_input], "o", "gate", "up", "down", "head" [draft_vocab, hidden], "embedding"
+// [vocab_rows, hidden]. Vectors: the norms "embedding_norm", "hidden_norm" (of g, or of f where
+// they are fused), "layer_norm" (of a fused g), "mlp_norm" and "final_norm", and "fc_bias",
+// "q_bias", "k_bias", "v_bias". A vector that was not loaded does nothing; "mlp_norm" must be.
 class HeadWeights {
  public:
   // Throws std::invalid_argument for an impossible configuration, or draft ids that are not
@@ -61,7 +74,9 @@ class HeadWeights {
 
   // Packed; gate and up blocks alternate.
   std::uint16_t *fc, *qkv, *o, *gate_up, *down, *head;
-  std::vector<float> input_norm, hidden_norm, mlp_norm, final_norm;
+  // Empty: none.
+  std::vector<float> embedding_norm, hidden_norm, layer_norm, mlp_norm, final_norm;
+  std::vector<float> fc_bias, qkv_bias;
 
  private:
   struct Matrix {
@@ -116,17 +131,21 @@ class DraftHead {
   void plan_nodes(const std::vector<HeadRows>& batch, std::vector<DraftTree>& trees);
   void run_pass(std::vector<DraftTree>& trees, const HeadRows* features);
   void take_features(int thread, const HeadRows* batch);
+  void join(int thread);
   void layer(int thread);
   void predict(int thread);
   void top(const float* probabilities, float sum, std::vector<std::pair<float, int>>& best) const;
+  void norm(int thread, const float* x, const std::vector<float>& weight, void* act);
   void gemm(int thread, const std::uint16_t* w, int n, int k, const void* a, std::size_t lda,
-            int rows, Epilogue epilogue, float* c, std::size_t ldc, void* act);
+            int rows, const std::vector<float>& bias, Epilogue epilogue, float* c, std::size_t ldc,
+            void* act);
   // Calls f(i) for the thread's share of `count` rows.
   template <class F>
   void for_rows(int thread, int count, const F& f) const {
     for (int i = thread; i < count; i += pool_.size()) f(i);
   }
   void* act(int row) const;
+  float* scratch(int thread) const;
   int rows() const { return static_cast<int>(rows_.size()); }
 
   std::shared_ptr<const HeadWeights> weights_;
@@ -148,6 +167,7 @@ class DraftHead {
   // Outputs of the rows that went through the head this round, by session.
   std::vector<std::vector<float>> outputs_;
 
+  std::vector<std::vector<float>> embeddings_;  // one a thread
   HugeBuffer x_, qkv_, scratch_, act_, wide_, logits_;
   std::size_t ld_act_, ld_logits_;
 };

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft_server.drafters.combined import CombinedDrafter, merge
-from draft_server.drafters.eagle3 import Eagle3Drafter
+from draft_server.drafters.head import HeadDrafter
 from draft_server.drafters.ngram import NgramDrafter
 from forerun.engine.draft_head import DraftHead
 from forerun.tree import Budget, Tree, validate
@@ -72,7 +72,7 @@ def head(tmp_path: Path) -> DraftHead:
 
 
 def combined(head: DraftHead) -> CombinedDrafter[object]:
-    return CombinedDrafter(NgramDrafter(), Eagle3Drafter(head, 0.0))  # type: ignore[arg-type]
+    return CombinedDrafter(NgramDrafter(), HeadDrafter("eagle3", head, 0.0))  # type: ignore[arg-type]
 
 
 def test_what_is_repeated_comes_from_the_text_and_the_rest_from_the_head(head: DraftHead) -> None:
@@ -89,7 +89,7 @@ def test_what_is_repeated_comes_from_the_text_and_the_rest_from_the_head(head: D
     other = drafter.open(fresh)
     drafter.feed(other, 0, hidden_states(0, len(fresh) - 1))
     (tree,) = drafter.draft([(other, BUDGET)])
-    alone = Eagle3Drafter(head, 0.0)
+    alone = HeadDrafter("eagle3", head, 0.0)
     of_head = alone.open(fresh)
     alone.feed(of_head, 0, hidden_states(0, len(fresh) - 1))
     assert products(tree) == pytest.approx(products(alone.draft([(of_head, BUDGET)])[0]))

@@ -27,9 +27,9 @@ def test_a_head_as_published(tmp_path: Path) -> None:
     tensors = head_tensors()
     with open_head(write_head(tmp_path, tensors)) as head:
         assert head.config.taps == (0, 1, 2)
-        assert not head.has_embedding
+        assert head.from_target == {"embedding": "model.embed_tokens.weight"}
         assert head.draft_ids.tolist() == (np.arange(DRAFT_VOCAB) + tensors["d2t"]).tolist()
-        rows = [head.read_rows("fc.weight", *rows) for rows in ((0, 5), (5, 64))]
+        rows = [head.read_rows("fc", *rows) for rows in ((0, 5), (5, 64))]
         bits = np.concatenate(rows).astype(np.uint32) << np.uint32(16)
         assert np.array_equal(bits.view(np.float32), tensors["fc.weight"])
 

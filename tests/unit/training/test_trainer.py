@@ -192,7 +192,7 @@ def test_published_files_have_the_published_names_shapes_and_types(tmp_path: Pat
     with Eagle3Checkpoint(tmp_path, target().config) as opened:
         assert opened.draft_ids.tolist() == kept.target_ids.tolist()
         assert opened.config.taps == head_taps(NUM_LAYERS)
-        bits = opened.read_rows("fc.weight", 0, HIDDEN)
+        bits = opened.read_rows("fc", 0, HIDDEN)
         assert torch.equal(from_bits(bits), head.fc.weight.bfloat16())
 
     config = json.loads((tmp_path / "config.json").read_text())

@@ -12,7 +12,7 @@ from torch import Tensor
 from forerun.training.eagle3 import Eagle3Head
 from forerun.training.evaluation import DraftShape, accepted_lengths, measure
 from forerun.training.unroll import Example, loss, unroll
-from tests.fixtures.eagle3_chain import Chain
+from tests.fixtures.head_chains import Chain
 from tests.fixtures.training import corpus, examples, random_head, target, vocabulary
 
 

@@ -1,4 +1,5 @@
-"""Drafts with an EAGLE-3 head, which reads the target's own hidden states (arXiv:2503.01840).
+"""Drafts with a head that reads the target's own hidden states: EAGLE-1 to -3, and the layer for
+multi-token prediction that some models bring.
 
 Owns the KV of the head: a row a committed token but the last, made of the target's hidden states at
 its position and the token behind it, and kept equal to those of a fresh head. Rows of proposed
@@ -28,7 +29,7 @@ _WARM_ROWS = 64
 
 
 @dataclass(slots=True)
-class Eagle3State(DraftState):
+class HeadState(DraftState):
     """sequence: the KV of this session. waiting: hidden states that have come and are not cached
     yet, blocks of [rows, feature_size] in order. known: positions whose hidden states came."""
 
@@ -52,29 +53,27 @@ class Eagle3State(DraftState):
         return block[:rows]
 
 
-class Eagle3Drafter:
-    """The method `eagle3`.
+class HeadDrafter:
+    """The methods `eagle`, `eagle3` and `mtp`.
 
     min_product: nodes whose path is less probable are not proposed.
     """
 
-    def __init__(self, head: DraftHead, min_product: float = 0.02) -> None:
+    def __init__(self, name: str, head: DraftHead, min_product: float) -> None:
         self._head = head
         self._min_product = min_product
-        self._states: dict[int, Eagle3State] = {}
-        self.info = DrafterInfo(
-            "eagle3", hidden_taps=head.info.taps, max_context=head.info.max_context
-        )
+        self._states: dict[int, HeadState] = {}
+        self.info = DrafterInfo(name, hidden_taps=head.info.taps, max_context=head.info.max_context)
 
-    def open(self, prompt_ids: Sequence[int]) -> Eagle3State:
-        state = Eagle3State(list(prompt_ids))
+    def open(self, prompt_ids: Sequence[int]) -> HeadState:
+        state = HeadState(list(prompt_ids))
         self._states[id(state)] = state
         return state
 
-    def advance(self, state: Eagle3State, token_ids: Sequence[int]) -> None:
+    def advance(self, state: HeadState, token_ids: Sequence[int]) -> None:
         state.committed.extend(token_ids)
 
-    def feed(self, state: Eagle3State, first_position: int, hidden: NDArray[np.uint16]) -> None:
+    def feed(self, state: HeadState, first_position: int, hidden: NDArray[np.uint16]) -> None:
         """Takes the target's hidden states of consecutive positions. Those that are known already,
         as after a session was opened again, are dropped.
 
@@ -94,10 +93,10 @@ class Eagle3Drafter:
             state.known += len(fresh)
 
     def draft(
-        self, batch: Sequence[tuple[Eagle3State, Budget]], seconds: float = math.inf
+        self, batch: Sequence[tuple[HeadState, Budget]], seconds: float = math.inf
     ) -> list[Tree]:
         rows: list[HeadRows] = []
-        drafting: list[Eagle3State | None] = []
+        drafting: list[HeadState | None] = []
         room = self._head.info.max_rows
         # Those that miss the least first: they leave room for others.
         for state, budget in sorted(batch, key=lambda entry: entry[0].ready):
@@ -125,14 +124,14 @@ class Eagle3Drafter:
                 return True
         return False
 
-    def close(self, state: Eagle3State) -> None:
+    def close(self, state: HeadState) -> None:
         self._states.pop(id(state), None)
         if state.sequence is not None:
             self._head.release(state.sequence)
             state.sequence = None
         state.waiting, state.known = [], 0
 
-    def _limits(self, state: Eagle3State, budget: Budget, count: int) -> tuple[int, int]:
+    def _limits(self, state: HeadState, budget: Budget, count: int) -> tuple[int, int]:
         """Nodes and depth of the tree that can follow when `count` rows are cached; 0 and 0, with
         the reason noted, where none can."""
         length = len(state.committed)
@@ -145,10 +144,10 @@ class Eagle3Drafter:
             return budget.nodes, depth
         return 0, 0
 
-    def _context_left(self, state: Eagle3State) -> int:
+    def _context_left(self, state: HeadState) -> int:
         return self._head.info.max_context - state.cached
 
-    def _reserve(self, state: Eagle3State, rows: int) -> bool:
+    def _reserve(self, state: HeadState, rows: int) -> bool:
         if state.sequence is None:
             state.sequence = self._head.open()
         if self._head.reserve(state.sequence, state.cached + rows):
@@ -156,7 +155,7 @@ class Eagle3Drafter:
         state.fallback = "draft_kv_full"
         return False
 
-    def _rows(self, state: Eagle3State, count: int, nodes: int, depth: int) -> HeadRows:
+    def _rows(self, state: HeadState, count: int, nodes: int, depth: int) -> HeadRows:
         assert state.sequence is not None, "_reserve comes first"
         tokens = state.committed[state.cached + 1 : state.cached + 1 + count]
         token_ids = np.asarray(tokens, dtype=np.int32)

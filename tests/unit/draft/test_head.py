@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from draft_server.drafters.eagle3 import Eagle3Drafter, Eagle3State
+from draft_server.drafters.head import HeadDrafter, HeadState
 from forerun.engine.draft_head import DraftHead
 from forerun.tree import Budget, Tree, validate
 from tests.fixtures.eagle3 import hidden_states, load_head, write_head
@@ -22,7 +22,7 @@ def head(tmp_path: Path) -> DraftHead:
     return load_head(write_head(tmp_path))
 
 
-def opened(drafter: Eagle3Drafter, committed: list[int]) -> Eagle3State:
+def opened(drafter: HeadDrafter, committed: list[int]) -> HeadState:
     """A fresh session that knows all that can be known of these tokens."""
     state = drafter.open(committed)
     drafter.feed(state, 0, hidden_states(0, len(committed) - 1))
@@ -30,7 +30,7 @@ def opened(drafter: Eagle3Drafter, committed: list[int]) -> Eagle3State:
 
 
 def test_it_drafts_as_a_fresh_one_after_any_rounds(head: DraftHead) -> None:
-    drafter = Eagle3Drafter(head, 0.0)
+    drafter = HeadDrafter("eagle3", head, 0.0)
     state = opened(drafter, PROMPT)
     random = np.random.default_rng(0)
     for _ in range(30):
@@ -59,7 +59,7 @@ def test_it_drafts_as_a_fresh_one_after_any_rounds(head: DraftHead) -> None:
 
 
 def test_a_prompt_is_cached_ahead_as_its_hidden_states_come(head: DraftHead) -> None:
-    drafter = Eagle3Drafter(head, 0.0)
+    drafter = HeadDrafter("eagle3", head, 0.0)
     prompt = [7 * i % 256 for i in range(300)]
     state = drafter.open(prompt)
     assert not drafter.warm()
@@ -78,7 +78,7 @@ def test_a_prompt_is_cached_ahead_as_its_hidden_states_come(head: DraftHead) -> 
 
 
 def test_without_hidden_states_it_proposes_nothing(head: DraftHead) -> None:
-    drafter = Eagle3Drafter(head)
+    drafter = HeadDrafter("eagle3", head, 0.02)
     state = drafter.open(PROMPT)
     drafter.feed(state, 0, hidden_states(0, 5))
     assert drafter.draft([(state, BUDGET)]) == [Tree.root_only(PROMPT[-1])]
@@ -86,7 +86,7 @@ def test_without_hidden_states_it_proposes_nothing(head: DraftHead) -> None:
 
 
 def test_a_session_that_was_opened_again_sends_what_is_known_already(head: DraftHead) -> None:
-    drafter = Eagle3Drafter(head, 0.0)
+    drafter = HeadDrafter("eagle3", head, 0.0)
     state, twice = opened(drafter, PROMPT), opened(drafter, PROMPT)
     drafter.feed(twice, 0, hidden_states(0, len(PROMPT) - 1))
     drafter.feed(twice, 3, hidden_states(3, 4))
@@ -99,7 +99,7 @@ def test_a_session_that_was_opened_again_sends_what_is_known_already(head: Draft
 
 def test_limits_of_context_and_cache(tmp_path: Path) -> None:
     folder = write_head(tmp_path)
-    short = Eagle3Drafter(load_head(folder, max_context=25), 0.0)
+    short = HeadDrafter("eagle3", load_head(folder, max_context=25), 0.0)
     state = opened(short, PROMPT)
     (tree,) = short.draft([(state, BUDGET)])
     assert 1 <= tree.max_depth <= 3, "positions 23 and 24 are left; the deepest node takes none"
@@ -108,7 +108,7 @@ def test_limits_of_context_and_cache(tmp_path: Path) -> None:
     assert short.draft([(state, BUDGET)]) == [Tree.root_only(4)]
     assert state.fallback == "draft_context"
 
-    small = Eagle3Drafter(load_head(folder, kv_tokens=32, page_size=16), 0.0)
+    small = HeadDrafter("eagle3", load_head(folder, kv_tokens=32, page_size=16), 0.0)
     first, second = opened(small, PROMPT), opened(small, PROMPT)
     trees = small.draft([(first, BUDGET), (second, BUDGET)])
     assert sorted(tree.num_nodes for tree in trees) == [0, BUDGET.nodes]
