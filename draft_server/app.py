@@ -18,7 +18,7 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from draft_server.config import DraftConfig
-from draft_server.drafters.base import Drafter
+from draft_server.drafters.base import Calibrates, Drafter
 from draft_server.drafters.registry import create_drafter
 from draft_server.drafting import DraftingThread
 from draft_server.metrics import DraftMetrics
@@ -96,6 +96,8 @@ class DraftServer:
             tokenizer = await asyncio.to_thread(_load_tokenizer, config.model)
         if drafter is None:
             drafter = await asyncio.to_thread(_load_drafter, config, tokenizer)
+        if isinstance(drafter, Calibrates):
+            self.metrics.watch(drafter.calibrations)
         self.drafting = DraftingThread(drafter, config.draft_timeout_ms / 1000)
         self._channel, metadata = open_verifier_channel(config)
         self.stream = VerifierStream(

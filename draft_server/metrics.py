@@ -5,8 +5,13 @@ Owns the names (forerun_draft_*) and the registry, one a server. Nothing is labe
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections.abc import Iterable, Mapping
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+from draft_server.drafters.calibration import Calibration
 from forerun.stats import SessionStats
 
 # A round takes from half a millisecond to two seconds; a first token waits for a prefill.
@@ -68,5 +73,37 @@ class DraftMetrics:
         for depth, count in enumerate(stats.accepted_by_depth, start=1):
             self.accepted_by_depth.labels(depth).inc(count)
 
+    def watch(self, calibrations: Mapping[str, Calibration]) -> None:
+        """Tells how sure methods are of their nodes, and how often they are right."""
+        self.registry.register(_Calibrations(calibrations))
+
     def _counter(self, name: str, description: str, *labels: str) -> Counter:
         return Counter(f"forerun_draft_{name}", description, labels, registry=self.registry)
+
+
+class _Calibrations(Collector):
+    """Read at each scrape: the sums belong to the drafting thread."""
+
+    def __init__(self, calibrations: Mapping[str, Calibration]) -> None:
+        self._calibrations = calibrations
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        labels = ("method", "depth")
+        judged = CounterMetricFamily(
+            "forerun_draft_judged_nodes", "Nodes whose parent came true.", labels=labels
+        )
+        expected = CounterMetricFamily(
+            "forerun_draft_expected_hits",
+            "Sum of the confidences of those nodes, before correction.",
+            labels=labels,
+        )
+        hits = CounterMetricFamily(
+            "forerun_draft_hits", "Those nodes that came true themselves.", labels=labels
+        )
+        for method, calibration in self._calibrations.items():
+            for depth, outcomes in calibration.by_depth():
+                names = (method, str(depth))
+                judged.add_metric(names, outcomes.nodes)
+                expected.add_metric(names, outcomes.expected)
+                hits.add_metric(names, outcomes.hits)
+        return (judged, expected, hits)

@@ -6,13 +6,14 @@ Owns the words Drafter, DraftState and DrafterInfo. Knows nothing of rounds, ses
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from draft_server.drafters.calibration import Calibration
 from forerun.tree import Budget, Tree
 
 
@@ -79,6 +80,14 @@ class Drafter(Protocol[S]):
     def close(self, state: S) -> None:
         """Frees what the session holds; idempotent."""
         ...
+
+
+@runtime_checkable
+class Calibrates(Protocol):
+    """What knows how far its confidences can be trusted, by the methods in it."""
+
+    @property
+    def calibrations(self) -> Mapping[str, Calibration]: ...
 
 
 class FeatureDrafter(Drafter[S], Protocol[S]):

@@ -13,8 +13,9 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from draft_server.drafters.base import DrafterInfo, DraftState, FeatureDrafter
-from draft_server.drafters.ngram import NgramDrafter, NgramState
+from draft_server.drafters.base import DrafterInfo, DraftState
+from draft_server.drafters.calibrated import CalibratedDrafter
+from draft_server.drafters.ngram import NgramState
 from forerun.tree import Budget, Tree
 
 S = TypeVar("S", bound=DraftState)
@@ -31,10 +32,11 @@ class CombinedState(DraftState, Generic[S]):
 
 
 class CombinedDrafter(Generic[S]):
-    """The methods `ngram+…`: n-grams together with a method that gives confidences."""
+    """The methods `ngram+…`: n-grams together with a head."""
 
-    def __init__(self, ngram: NgramDrafter, other: FeatureDrafter[S]) -> None:
+    def __init__(self, ngram: CalibratedDrafter[NgramState], other: CalibratedDrafter[S]) -> None:
         self._ngram, self._other = ngram, other
+        self.calibrations = {**ngram.calibrations, **other.calibrations}
         info = other.info
         self.info = DrafterInfo(
             f"{ngram.info.name}+{info.name}", info.hidden_taps, info.max_context

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from draft_server.drafters.base import Drafter
+from draft_server.drafters.calibrated import CalibratedDrafter
 from draft_server.drafters.combined import CombinedDrafter
-from draft_server.drafters.ngram import NgramDrafter
+from draft_server.drafters.ngram import NgramDrafter, NgramState
 from draft_server.drafters.none import NoDrafter
 from draft_server.drafters.vocabulary import check_shared
 from forerun.models import (
@@ -26,7 +27,7 @@ from forerun.models import (
 )
 
 if TYPE_CHECKING:
-    from draft_server.drafters.head import HeadDrafter
+    from draft_server.drafters.head import HeadState
     from forerun.engine import EngineConfig
     from forerun.models.config import ModelConfig
     from forerun.models.draft_head import HeadCheckpoint
@@ -71,8 +72,8 @@ def _none(settings: DraftSettings, tokenizer: Tokenizer, progress: Progress | No
 
 def _ngram(
     settings: DraftSettings, tokenizer: Tokenizer, progress: Progress | None
-) -> NgramDrafter:
-    return NgramDrafter(settings.min_match, settings.min_probability)
+) -> CalibratedDrafter[NgramState]:
+    return CalibratedDrafter(NgramDrafter(settings.min_match, settings.min_probability))
 
 
 def _standalone(
@@ -102,14 +103,14 @@ def _standalone(
 
 def _head(
     name: str, settings: DraftSettings, tokenizer: Tokenizer, progress: Progress | None
-) -> HeadDrafter:
+) -> CalibratedDrafter[HeadState]:
     from draft_server.drafters.head import HeadDrafter
     from forerun.engine.draft_head import DraftHead
 
     path = settings.target or default_model_path()
     with open_checkpoint(path) as target, _open_head(name, settings, path, target.config) as head:
         running = DraftHead.load(head, target, engine_config(settings, target))
-    return HeadDrafter(name, running, settings.min_product)
+    return CalibratedDrafter(HeadDrafter(name, running, settings.min_product))
 
 
 def _open_head(

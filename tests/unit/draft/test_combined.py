@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draft_server.drafters.calibrated import CalibratedDrafter
 from draft_server.drafters.combined import CombinedDrafter, merge
-from draft_server.drafters.head import HeadDrafter
+from draft_server.drafters.head import HeadDrafter, HeadState
 from draft_server.drafters.ngram import NgramDrafter
 from forerun.engine.draft_head import DraftHead
 from forerun.tree import Budget, Tree, validate
@@ -71,8 +72,10 @@ def head(tmp_path: Path) -> DraftHead:
     return load_head(write_head(tmp_path))
 
 
-def combined(head: DraftHead) -> CombinedDrafter[object]:
-    return CombinedDrafter(NgramDrafter(), HeadDrafter("eagle3", head, 0.0))  # type: ignore[arg-type]
+def combined(head: DraftHead) -> CombinedDrafter[HeadState]:
+    return CombinedDrafter(
+        CalibratedDrafter(NgramDrafter()), CalibratedDrafter(HeadDrafter("eagle3", head, 0.0))
+    )
 
 
 def test_what_is_repeated_comes_from_the_text_and_the_rest_from_the_head(head: DraftHead) -> None:
