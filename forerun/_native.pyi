@@ -187,6 +187,7 @@ class HeadWeights:
         rms_norm_eps: float,
         fused: bool,
         passes_norm: bool,
+        normed_residual: bool,
         draft_ids: list[int],
     ) -> None: ...
     def load_rows(self, name: str, first_row: int, values: NDArray[np.uint16]) -> None: ...

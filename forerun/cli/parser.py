@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "health": ("forerun.cli.health", "ask a server whether it is ready"),
     "bench": ("forerun.cli.bench", "measure forerun on this machine"),
     "train-draft": ("forerun.cli.train_draft", "train a drafting head for a target model"),
+    "convert-head": ("forerun.cli.convert_head", "make a head's pytorch_model.bin loadable"),
     "doctor": ("forerun.cli.doctor", "tell what this machine offers, and what is chosen"),
 }
 

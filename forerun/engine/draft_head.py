@@ -92,6 +92,7 @@ class DraftHead:
             rms_norm_eps=shape.rms_norm_eps,
             fused=shape.fused,
             passes_norm=shape.passes_norm,
+            normed_residual=shape.normed_residual,
             draft_ids=head.draft_ids.tolist(),
         )
         for part, size in head.parts.items():

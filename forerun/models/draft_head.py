@@ -27,7 +27,7 @@ class HeadConfig:
     """The shape of a head. taps: the hidden states it reads, the residual stream entering these
     layers of the target, the number of its layers for what leaves the final norm.
     target_hidden_size: elements of one of them. draft_vocab_size: tokens that it can propose.
-    fused, passes_norm: see native/include/forerun/draft_head.h."""
+    fused, passes_norm, normed_residual: see native/include/forerun/draft_head.h."""
 
     name: str
     hidden_size: int
@@ -44,6 +44,7 @@ class HeadConfig:
     target_hidden_size: int
     fused: bool = False
     passes_norm: bool = False
+    normed_residual: bool = False
 
     def shapes(self) -> Shapes:
         """Every part that there can be."""

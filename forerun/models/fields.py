@@ -66,6 +66,13 @@ class Fields:
                 raise self.error(key, value, "a token id or a list of token ids")
         return tuple(ids)
 
+    def nested(self, key: str) -> Fields:
+        """Return the settings inside an object."""
+        value = self._value(key, None)
+        if not isinstance(value, dict):
+            raise self.error(key, value, "an object")
+        return Fields(value, f"{self.source}: {key}")
+
     def error(self, key: str, value: object, expected: str) -> ModelError:
         """Build the error for a value that is not what was expected."""
         return ModelError(f"{self.source}: {key} is {value!r:.200}; expected {expected}")

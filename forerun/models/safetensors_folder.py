@@ -138,7 +138,9 @@ def _weight_files(directory: Path) -> list[Path]:
         if not file.is_file():
             raise ModelError(f"{file} is missing; the checkpoint is incomplete")
     if not files:
-        raise ModelError(f"{directory} holds no .safetensors file")
+        remedy = "; forerun convert-head makes one of its pytorch_model.bin"
+        has_pickle = (directory / "pytorch_model.bin").exists()
+        raise ModelError(f"{directory} holds no .safetensors file{remedy if has_pickle else ''}")
     return files
 
 

@@ -94,20 +94,21 @@ std::vector<py::tuple> draft(DraftHead& head, const std::vector<Rows>& batch, fl
 void bind_draft_head(py::module_& module) {
   py::class_<HeadWeights, std::shared_ptr<HeadWeights>>(
       module, "HeadWeights", "Packed weights of a draft head, filled row by row.")
-      .def(py::init([](int feature_size, int hidden_size, int intermediate_size, int heads,
-                       int kv_heads, int head_dim, int vocab_rows, float rms_norm_eps, bool fused,
-                       bool passes_norm, std::vector<std::int32_t> draft_ids) {
-             const int draft_vocab = static_cast<int>(draft_ids.size());
-             return std::make_shared<HeadWeights>(
-                 forerun::HeadConfig{feature_size, hidden_size, intermediate_size, heads, kv_heads,
-                                     head_dim, vocab_rows, draft_vocab, rms_norm_eps, fused,
-                                     passes_norm},
-                 std::move(draft_ids));
-           }),
-           py::kw_only(), py::arg("feature_size"), py::arg("hidden_size"),
-           py::arg("intermediate_size"), py::arg("heads"), py::arg("kv_heads"), py::arg("head_dim"),
-           py::arg("vocab_rows"), py::arg("rms_norm_eps"), py::arg("fused"), py::arg("passes_norm"),
-           py::arg("draft_ids"))
+      .def(
+          py::init([](int feature_size, int hidden_size, int intermediate_size, int heads,
+                      int kv_heads, int head_dim, int vocab_rows, float rms_norm_eps, bool fused,
+                      bool passes_norm, bool normed_residual, std::vector<std::int32_t> draft_ids) {
+            const int draft_vocab = static_cast<int>(draft_ids.size());
+            return std::make_shared<HeadWeights>(
+                forerun::HeadConfig{feature_size, hidden_size, intermediate_size, heads, kv_heads,
+                                    head_dim, vocab_rows, draft_vocab, rms_norm_eps, fused,
+                                    passes_norm, normed_residual},
+                std::move(draft_ids));
+          }),
+          py::kw_only(), py::arg("feature_size"), py::arg("hidden_size"),
+          py::arg("intermediate_size"), py::arg("heads"), py::arg("kv_heads"), py::arg("head_dim"),
+          py::arg("vocab_rows"), py::arg("rms_norm_eps"), py::arg("fused"), py::arg("passes_norm"),
+          py::arg("normed_residual"), py::arg("draft_ids"))
       .def(
           "load_rows",
           [](HeadWeights& weights, const std::string& name, int first_row,

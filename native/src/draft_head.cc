@@ -158,8 +158,9 @@ void DraftHead::join(int thread) {
     auto* input = static_cast<unsigned char*>(act(row));
     weights_->embed(tokens_[row], embedding.data());
     norm(thread, embedding.data(), weights_->embedding_norm, input);
-    norm(thread, x + static_cast<std::size_t>(row) * h, weights_->hidden_norm,
-         input + h * kernels_.act_bytes);
+    float* hidden = x + static_cast<std::size_t>(row) * h;
+    norm(thread, hidden, weights_->hidden_norm, input + h * kernels_.act_bytes);
+    if (c.normed_residual) std::copy_n(scratch(thread), h, hidden);
   });
   pool_.barrier();
   if (!c.fused) return;

@@ -101,6 +101,8 @@ void HeadWeights::check_complete() const {
             m.loaded, " were stored; load each once");
   }
   require(!mlp_norm.empty(), "vector 'mlp_norm' was not stored");
+  require(!config_.normed_residual || (!config_.fused && !hidden_norm.empty()),
+          "a normed residual needs 'hidden_norm', and a layer that is not fused");
   require(!config_.passes_norm || !final_norm.empty(), "vector 'final_norm' was not stored");
 }
 

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from forerun.engine import Rows
 from forerun.engine.draft_head import DraftedNodes, DraftHead, HeadRows
 from forerun.models.eagle3 import EMBEDDING
-from tests.fixtures.eagle3 import TAPS, TOP_K, Reference, head_tensors, load_head, write_head
+from tests.fixtures.eagle3 import (
+    TAPS,
+    TOP_K,
+    Reference,
+    head_tensors,
+    load_head,
+    write_head,
+    write_speculators_head,
+)
 from tests.fixtures.engines import ISA_LEVELS, ids, tiny_engine
 from tests.fixtures.tiny import NUM_TOKENS, random_prompts
 
@@ -74,6 +82,21 @@ def test_probabilities_are_those_of_the_plain_reading(folder: Path, page_size: i
         for path, probability in zip(paths(drafted), drafted.probabilities, strict=True):
             expected = reference.probabilities(path[:-1])
             assert probability == pytest.approx(expected[path[-1]], abs=1e-4)
+
+
+@pytest.mark.parametrize(("keys", "normed"), [({}, True), ({"norm_before_residual": False}, False)])
+def test_the_speculators_layout_says_what_the_residual_is(
+    tmp_path: Path, keys: dict[str, bool], normed: bool
+) -> None:
+    folder = write_speculators_head(tmp_path, **keys)
+    head = load_head(folder, dtype="float32")
+    prompt = random_prompts(1, min_length=30, seed=5)[0]
+    features = (features_of(prompt).astype(np.uint32) << 16).view(np.float32)
+    reference = Reference(folder, features, prompt[1:], normed)
+    drafted = draft(head, prompt, nodes=12, depth=4)
+    for path, probability in zip(paths(drafted), drafted.probabilities, strict=True):
+        expected = reference.probabilities(path[:-1])
+        assert probability == pytest.approx(expected[path[-1]], abs=1e-4)
 
 
 def test_the_tree_is_the_best_one_of_its_size(folder: Path) -> None:

@@ -41,6 +41,8 @@ struct HeadConfig {
   bool fused;
   // Whether what a node's row passes on to its children went through the final norm.
   bool passes_norm;
+  // Whether the residual of a layer that is not fused is norm(g), instead of g.
+  bool normed_residual;
 
   int layer_input() const { return fused ? hidden_size : 2 * hidden_size; }
   int fc_input() const { return fused ? 2 * hidden_size : feature_size; }

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from forerun.models import ModelError, open_checkpoint
 from forerun.models.eagle3 import Eagle3Checkpoint
-from tests.fixtures.eagle3 import DRAFT_VOCAB, head_tensors, write_head
+from tests.fixtures.eagle3 import (
+    DRAFT_VOCAB,
+    THETA,
+    head_config,
+    head_tensors,
+    write_head,
+    write_speculators_head,
+)
 from tests.fixtures.tiny import shared_checkpoint
 
 Tensors = dict[str, NDArray[Any]]
@@ -44,6 +51,18 @@ def test_taps_may_stand_in_eagle_config_or_be_left_out(tmp_path: Path) -> None:
     # The layers of the first release do not exist in a target of two.
     with pytest.raises(ModelError, match=r"eagle_aux_hidden_state_layer_ids is \[2, 1, -1\]"):
         open_head(write_head(tmp_path / "none", eagle_aux_hidden_state_layer_ids=None))
+
+
+def test_the_speculators_layout(tmp_path: Path) -> None:
+    with open_head(write_speculators_head(tmp_path)) as head:
+        assert head.config.normed_residual
+        assert (head.config.taps, head.config.draft_vocab_size) == ((0, 1, 2), DRAFT_VOCAB)
+        assert head.config.rope.theta == THETA
+    with pytest.raises(ModelError, match="transformer_layer_config is 7; expected an object"):
+        open_head(write_speculators_head(tmp_path, transformer_layer_config=7))
+    other = head_config(vocab_size=99)
+    with pytest.raises(ModelError, match="transformer_layer_config: vocab_size is 99"):
+        open_head(write_speculators_head(tmp_path, transformer_layer_config=other))
 
 
 def without(name: str) -> Callable[[Tensors], None]:
