@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from draft_server.drafters.calibration import Calibration
+from forerun.obs.process_info import register_process_info
 from forerun.stats import SessionStats
 
 # A round takes from half a millisecond to two seconds; a first token waits for a prefill.
@@ -19,6 +20,13 @@ ROUND_BUCKETS = (
     *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03),
     *(0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0),
 )
+FALLBACKS = (
+    *("no_proposal", "draft_late", "catch_up", "draft_context", "draft_kv_full"),
+    *("drafter_error", "last_token", "tree_refused"),
+)
+STALE_KINDS = ("opened", "verdict", "hidden_states", "finished", "error", "draft")
+ENDS = ("stop", "length", "cancelled", "error")
+LENGTH_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)
 FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
@@ -61,10 +69,38 @@ class DraftMetrics:
             buckets=ROUND_BUCKETS,
             registry=self.registry,
         )
+        self.round_parts = self._counter(
+            "round_part_seconds",
+            "Where the time of rounds went: the draft, the wait for a step, the step, the rest.",
+            "part",
+        )
+        self.inter_token_seconds = Histogram(
+            "forerun_draft_inter_token_seconds",
+            "Since the tokens before, shared out among those that came together.",
+            buckets=ROUND_BUCKETS,
+            registry=self.registry,
+        )
+        self.accepted_length = Histogram(
+            "forerun_draft_accepted_length",
+            "Accepted nodes of a round that proposed some, the bonus token not counted.",
+            buckets=LENGTH_BUCKETS,
+            registry=self.registry,
+        )
+        register_process_info(self.registry)
+        # A rate of what never happened is 0, not missing.
+        for counter, values in (
+            (self.fallback, FALLBACKS),
+            (self.stale, STALE_KINDS),
+            (self.finished, ENDS),
+        ):
+            for value in values:
+                counter.labels(value)
 
     def record(self, stats: SessionStats) -> None:
-        """Adds the rounds of one session, once it has ended."""
+        """Adds one round of a session."""
         self.rounds.inc(stats.rounds)
+        if stats.rounds:
+            self.accepted_length.observe(stats.accepted)
         self.plain_steps.inc(stats.plain_steps)
         self.drafted_nodes.inc(stats.drafted)
         self.accepted.inc(stats.accepted)
@@ -72,6 +108,17 @@ class DraftMetrics:
             self.drafted_by_depth.labels(depth).inc(count)
         for depth, count in enumerate(stats.accepted_by_depth, start=1):
             self.accepted_by_depth.labels(depth).inc(count)
+
+    def record_parts(
+        self, *, total_s: float, draft_s: float, queue_s: float, verify_s: float
+    ) -> None:
+        """Adds the time of one round; what no part accounts for goes to `other`: the wire, and
+        waiting for an event loop."""
+        self.round_seconds.observe(total_s)
+        parts = {"draft": draft_s, "queue": queue_s, "verify": verify_s}
+        parts["other"] = max(0.0, total_s - sum(parts.values()))
+        for part, seconds in parts.items():
+            self.round_parts.labels(part).inc(seconds)
 
     def watch(self, calibrations: Mapping[str, Calibration]) -> None:
         """Tells how sure methods are of their nodes, and how often they are right."""

@@ -85,7 +85,7 @@ class Session:
         self._stop_ids = frozenset(eos) | frozenset(generation.stop_token_ids)
         self._patience_us = min(int(1e6 * PATIENCE * drafting.timeout_s), 0xFFFFFFFF)
         self._received = received
-        self._first_token_at = self._last_token_at = 0.0
+        self._first_token_at = self._last_token_at = self._sent_at = 0.0
         self._committed = list(generation.prompt_ids)
         self._phase = Phase.OPENING
         self._stats = SessionStats()
@@ -168,7 +168,12 @@ class Session:
         ):
             self._metrics.stale.labels("verdict").inc()
             return
-        self._metrics.round_seconds.observe(time.monotonic() - self._last_token_at)
+        self._metrics.record_parts(
+            total_s=time.monotonic() - self._last_token_at,
+            draft_s=max(0.0, self._sent_at - self._last_token_at),
+            queue_s=verdict.timing.queue_ns / 1e9,
+            verify_s=verdict.timing.verify_ns / 1e9,
+        )
         tree = self._tree or Tree.root_only(self._committed[-1])
         if verdict.plain:
             if self._wanted:
@@ -203,13 +208,17 @@ class Session:
     def _emit(self, block: list[int], tree: Tree | None, accepted: int) -> None:
         """Commits a block and hands it to the client, up to where a stop string completes. `tree`
         is what the block was verified with, None for the first token."""
-        self._last_token_at = time.monotonic()
+        before, self._last_token_at = self._last_token_at, time.monotonic()
         self._opened = 0
         if not self._first_token_at:
             self._first_token_at = self._last_token_at
             self._metrics.first_token_seconds.observe(self._first_token_at - self._received)
         piece = self._text.push(block)
         block, accepted = block[: piece.num_tokens], min(accepted, piece.num_tokens)
+        if tree is not None:
+            for _ in block:
+                gap = (self._last_token_at - before) / len(block)
+                self._metrics.inter_token_seconds.observe(gap)
         self._committed += block
         self._untold += block
         if tree is None:
@@ -258,6 +267,7 @@ class Session:
             committed_len=len(self._committed),
             tree=tree_to_pb(self._tree),
         )
+        self._sent_at = time.monotonic()
         self._stream.send_tree(message)
 
     def _end_reason(self) -> FinishReason.ValueType | None:

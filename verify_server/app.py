@@ -64,6 +64,7 @@ class VerifyServer:
         )
         description = target.describe(config, self.scheduler.admission.max_context)
         self.servicer = VerifyServicer(description, target.vocabulary, config.outbox_bytes)
+        self.metrics.streams.set_function(lambda: self.servicer.num_streams)
         self._thread = EngineThread(
             self.scheduler, target.engine, self.servicer.deliver, self._on_engine_failure
         )

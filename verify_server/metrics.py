@@ -8,14 +8,18 @@ labelled by session.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from forerun.obs.process_info import register_process_info
 from forerun.stats import SessionStats
 from verify_server.sessions import Dropped, Phase
 
 STEP_BUCKETS = (
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2
 )  # fmt: skip
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class Metrics:
@@ -53,12 +57,21 @@ class Metrics:
         self._rows = self._counter("rows", "Rows computed.", "kind")
         self._sessions = self._gauge("sessions", "Open sessions.", "phase")
         self._pages = self._gauge("pages", "Pages of the KV pool.", "state")
-        self._step_seconds = Histogram(
-            "forerun_verify_step_seconds",
-            "Duration of one step.",
-            registry=self.registry,
-            buckets=STEP_BUCKETS,
+        self._granted = self._counter("granted_nodes", "Nodes that rounds were granted.")
+        self._grants = self._counter("grants", "Rounds of drafting sessions that began.")
+        self.streams = Gauge(
+            "forerun_verify_streams", "Open streams of draft servers.", registry=self.registry
         )
+        self._queue_seconds = self._histogram(
+            "queue_seconds",
+            "From when a session's rows were ready to the step that took them.",
+            STEP_BUCKETS,
+        )
+        self._rows_per_step = self._histogram(
+            "rows_per_step", "Rows of one step, of all sessions.", ROW_BUCKETS
+        )
+        register_process_info(self.registry)
+        self._step_seconds = self._histogram("step_seconds", "Duration of one step.", STEP_BUCKETS)
         for reason in Dropped:
             self._stale.labels(reason.value)
 
@@ -91,6 +104,15 @@ class Metrics:
         self._rows.labels("decode").inc(decode_rows)
         self._rows.labels("prefill").inc(prefill_rows)
 
+        self._rows_per_step.observe(decode_rows + prefill_rows)
+
+    def record_queue(self, seconds: float) -> None:
+        self._queue_seconds.observe(seconds)
+
+    def record_grant(self, nodes: int) -> None:
+        self._grants.inc()
+        self._granted.inc(nodes)
+
     def record_prefix_hit(self, tokens: int) -> None:
         self._prefix_hits.inc()
         self._prefix_hit_tokens.inc(tokens)
@@ -113,6 +135,9 @@ class Metrics:
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(f"forerun_verify_{name}", help, labels, registry=self.registry)
+
+    def _histogram(self, name: str, help: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"forerun_verify_{name}", help, registry=self.registry, buckets=buckets)
 
     def _gauge(self, name: str, help: str, *labels: str) -> Gauge:
         return Gauge(f"forerun_verify_{name}", help, labels, registry=self.registry)

@@ -183,6 +183,7 @@ class Judge:
         session, accepted = ruling.session, len(ruling.accepted)
         round_number, timing = session.round, _timing(session.ready_ns, moment)
         plain = session.tree is None or session.tree.num_nodes == 0
+        self._metrics.record_queue(timing.queue_ns / 1e9)
         session.stats.record_round(tree, accepted, ruling.emitted)
         moment.counts.record_round(tree, accepted, ruling.emitted)
         if session.granted.nodes == 0:
@@ -217,6 +218,8 @@ class Judge:
         node = ruling.accepted[-1] if ruling.accepted else 0
         session.last_outcome = Outcome(session.round, node, session.committed[-1])
         session.begin_round(self._grant(session, moment), moment.now_ns)
+        if session.drafting:
+            self._metrics.record_grant(session.granted.nodes)
         return session.granted
 
     def _grant(self, session: Session, moment: _Moment) -> Budget:
