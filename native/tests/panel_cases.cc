@@ -27,7 +27,7 @@ struct Block {
   std::vector<unsigned char> bytes;
 };
 
-void panel_case(const Level& level, int k, int blocks, bool accumulate, Report& report) {
+void panel_case(const Level& level, int k, int blocks, Report& report) {
   Random random(static_cast<std::uint32_t>(k * 16 + blocks));
   std::vector<Block> made;
   std::vector<const void*> pointers;
@@ -40,12 +40,11 @@ void panel_case(const Level& level, int k, int blocks, bool accumulate, Report& 
   const std::vector<float> start = random.floats((kMaxRows + 1) * ldc);
   const auto run = [&](const Kernels& kernels, int first, int rows) {
     std::vector<float> c(start.begin() + first * ldc, start.begin() + (first + rows + 1) * ldc);
-    kernels.panel(
-        {a.data() + first * lda, lda, rows, pointers.data(), blocks, k, c.data(), ldc, accumulate});
+    kernels.panel({a.data() + first * lda, lda, rows, pointers.data(), blocks, k, c.data(), ldc});
     return c;
   };
-  const std::string what = level.name + " panel k=" + std::to_string(k) +
-                           " blocks=" + std::to_string(blocks) + (accumulate ? " add" : "");
+  const std::string what =
+      level.name + " panel k=" + std::to_string(k) + " blocks=" + std::to_string(blocks);
   std::vector<float> alone;
   for (int row = 0; row < kMaxRows; ++row) {
     const std::vector<float> mine = run(level.kernels, row, 1), scalar = run(level.scalar, row, 1);
@@ -138,12 +137,11 @@ void value_case(const Level& level, int keys, int d, Report& report) {
 void panel_cases(const Level& level, Report& report) {
   for (const int k : {1, 5, 16, 64}) {
     for (int blocks = 1; blocks <= kMaxBlocks; ++blocks) {
-      panel_case(level, k, blocks, false, report);
-      panel_case(level, k, blocks, true, report);
+      panel_case(level, k, blocks, report);
     }
   }
   // A depth and a number of keys beyond what one product on tiles takes.
-  panel_case(level, 272, 2, false, report);
+  panel_case(level, 272, 2, report);
   value_case(level, 300, 48, report);
   for (const int keys : {0, 1, 5, 16, 31, 32, 33, 100}) {
     for (const int d : {16, 32, 64, 96}) value_case(level, keys, d, report);
