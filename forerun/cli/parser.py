@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve-draft": ("draft_server.__main__", "serve text generation to clients"),
     "generate": ("forerun.cli.generate", "generate from a prompt, or from a file of prompts"),
     "health": ("forerun.cli.health", "ask a server whether it is ready"),
+    "top": ("forerun.cli.top", "show what servers do at this moment"),
     "bench": ("forerun.cli.bench", "measure forerun on this machine"),
     "train-draft": ("forerun.cli.train_draft", "train a drafting head for a target model"),
     "convert-head": ("forerun.cli.convert_head", "make a head's pytorch_model.bin loadable"),

@@ -1,0 +1,93 @@
+"""Owns reading a server's metrics as they are now, and what happened between two readings."""
+
+from __future__ import annotations
+
+import math
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client.parser import text_string_to_metric_families
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """The samples of one server. at: when, in seconds of time.monotonic()."""
+
+    at: float
+    samples: Mapping[tuple[str, Labels], float]
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sum of the samples of this name that have these labels; 0 without one."""
+        wanted = labels.items()
+        return math.fsum(
+            value
+            for (sample, have), value in self.samples.items()
+            if sample == name and wanted <= dict(have).items()
+        )
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """The samples of this name by the values of a label, in the order of the server."""
+        found: dict[str, float] = {}
+        for (sample, have), value in self.samples.items():
+            if sample == name and label in dict(have):
+                key = dict(have)[label]
+                found[key] = found.get(key, 0.0) + value
+        return found
+
+
+EMPTY = Scrape(0.0, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What happened between two readings of one server. A counter that fell began anew."""
+
+    before: Scrape
+    after: Scrape
+    seconds: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seconds", max(self.after.at - self.before.at, 1e-9))
+
+    def of(self, name: str, **labels: str) -> float:
+        """How much a counter rose."""
+        after, before = self.after.value(name, **labels), self.before.value(name, **labels)
+        return after - before if after >= before else after
+
+    def rate(self, name: str, **labels: str) -> float:
+        """The same a second."""
+        return self.of(name, **labels) / self.seconds
+
+    def ratio(self, part: str, whole: str) -> float | None:
+        """How much one counter rose over how much another did; None where nothing happened."""
+        total = self.of(whole)
+        return self.of(part) / total if total else None
+
+    def quantile(self, histogram: str, share: float) -> float | None:
+        """Below which value this share of the new observations lies: the end of its bucket, inf
+        beyond the last; None without one."""
+        buckets = sorted(
+            (float(le), self.of(f"{histogram}_bucket", le=le))
+            for le in self.after.by(f"{histogram}_bucket", "le")
+        )
+        total = buckets[-1][1] if buckets else 0.0
+        if not total:
+            return None
+        return next(le for le, count in buckets if count >= share * total)
+
+
+def scrape(address: str, timeout_s: float) -> Scrape:
+    """Reads the metrics at host:port. Raises OSError where nothing answers, ValueError where what
+    does is no such metrics."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=timeout_s) as response:
+        text = response.read().decode()
+    samples = {
+        (sample.name, tuple(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    return Scrape(time.monotonic(), samples)
