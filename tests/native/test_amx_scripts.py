@@ -1,8 +1,9 @@
-"""The scripts that run AMX: what they say on a machine that has none."""
+"""The scripts that run AMX: what they say on a machine without it, and what they write."""
 
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,11 @@ def test_the_measurement_on_silicon_says_at_once_that_it_cannot_run_here() -> No
     assert out.returncode == 1
     assert out.stdout == ""
     assert out.stderr.startswith("amx_silicon.sh cannot run here: this processor has no AMX")
+
+
+def test_a_model_is_written_for_the_program_that_runs_it(tmp_path: Path) -> None:
+    script, file = REPOSITORY / "tests" / "native" / "amx" / "write_model.py", tmp_path / "model"
+    subprocess.run([sys.executable, script, file, "--layers", "1"], check=True, timeout=120)
+    assert file.read_bytes()[:16] == b"forerun model 1\n"
+    # The embedding, which is the head, and a layer.
+    assert 56 << 20 < file.stat().st_size < 70 << 20

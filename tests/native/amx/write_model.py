@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from forerun.engine.weights import native_name, rotations
+from forerun.engine.weights import angles, native_name
 from forerun.models import Checkpoint, default_model_path, open_checkpoint
 
 PROMPTS = Path(__file__).parents[2] / "data" / "smollm2_greedy_fp32.jsonl"
@@ -50,7 +50,7 @@ def write(checkpoint: Checkpoint, layers: int, prompt: list[int], file: BinaryIO
     )
     file.write(struct.pack("<f", c.rms_norm_eps))
     numbers(file, MAX_CONTEXT)
-    for table in rotations(c, MAX_CONTEXT):
+    for table in angles(c.rope, c.head_dim, MAX_CONTEXT):
         file.write(np.ascontiguousarray(table, "<f4").tobytes())
     numbers(file, len(prompt), *prompt, len(tensors))
     for tensor, shape, name, layer in tensors:
