@@ -56,6 +56,9 @@ class DraftConfig(Settings):
     min_probability: float = setting(
         0.1, "least path probability of a node of --draft ngram", float, minimum=0
     )
+    archive_tokens: int = setting(
+        0, "tokens of ended outputs in which --draft ngram looks as well; 0: none", int, minimum=0
+    )
     draft_timeout_ms: float = setting(
         100.0, "a round that is not drafted by then is decoded plainly", float, minimum=0
     )
@@ -116,6 +119,7 @@ class DraftConfig(Settings):
         return DraftSettings(
             min_match=self.min_match,
             min_probability=self.min_probability,
+            archive_tokens=self.archive_tokens,
             target=Path(self.model) if self.model else None,
             model=Path(self.draft_model) if self.draft_model else None,
             dtype=self.dtype,

@@ -1,4 +1,5 @@
-"""Drafts by looking up what followed the latest tokens earlier in the prompt and the output.
+"""Drafts by looking up what followed the latest tokens earlier in the prompt and the output, or in
+the outputs of sessions before.
 
 Owns the index of a session and the tree that its matches make. Prompt lookup
 (github.com/apoorvumang/prompt-lookup-decoding), with several matches merged into one tree and the
@@ -13,6 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from draft_server.drafters.archive import Archive
 from draft_server.drafters.base import DrafterInfo, DraftState
 from forerun.tree import Budget, Tree
 
@@ -25,6 +27,9 @@ MAX_INDEXED = 4096
 # Weight of "something that did not follow before", against the square of a match length: one match
 # of 2 tokens is then continued with probability 1/2, one of 4 with 4/5.
 ESCAPE_WEIGHT = 4.0
+
+# Tokens, the place in them where a continuation begins, and the length of the match before it.
+Match = tuple[Sequence[int], int, int]
 
 
 class NgramIndex:
@@ -65,9 +70,10 @@ class NgramIndex:
 
 @dataclass(slots=True)
 class NgramState(DraftState):
-    """index: over committed[:index.size]."""
+    """index: over committed[:index.size]. prompt_tokens: how many of them are the prompt."""
 
     index: NgramIndex = field(default_factory=lambda: NgramIndex((2,)))
+    prompt_tokens: int = 0
 
 
 class NgramDrafter:
@@ -75,21 +81,28 @@ class NgramDrafter:
 
     min_match: tokens that must match at least. min_probability: a node is proposed where the
     product of the probabilities on its path is at least this, so that nothing is drafted when
-    nothing is likely.
+    nothing is likely. archive: where outputs go, and are looked up, once their sessions have ended.
     """
 
     info = DrafterInfo("ngram")
 
-    def __init__(self, min_match: int = 2, min_probability: float = 0.1) -> None:
+    def __init__(
+        self,
+        min_match: int = 2,
+        min_probability: float = 0.1,
+        archive: Archive | None = None,
+    ) -> None:
         if min_match < 1:
             raise ValueError(f"min_match is {min_match}; it must be at least 1")
         if not 0 < min_probability <= 1:
             raise ValueError(f"min_probability is {min_probability}; it must be in (0, 1]")
         self._lengths = (min_match, 2 * min_match, 4 * min_match)
         self._min_probability = min_probability
+        self._archive = archive
 
     def open(self, prompt_ids: Sequence[int]) -> NgramState:
-        return NgramState(list(prompt_ids), index=NgramIndex(self._lengths))
+        index = NgramIndex(self._lengths)
+        return NgramState(list(prompt_ids), index=index, prompt_tokens=len(prompt_ids))
 
     def advance(self, state: NgramState, token_ids: Sequence[int]) -> None:
         state.committed.extend(token_ids)
@@ -103,6 +116,9 @@ class NgramDrafter:
         return False
 
     def close(self, state: NgramState) -> None:
+        if self._archive is not None:
+            self._archive.add(state.committed[state.prompt_tokens :])
+            state.prompt_tokens = len(state.committed)
         state.index = NgramIndex(self._lengths)
 
     def _draft(self, state: NgramState, budget: Budget) -> Tree:
@@ -113,48 +129,48 @@ class NgramDrafter:
             state.fallback = "catch_up"
             return state.root_only()
         matches = _matches(tokens, index)
+        if self._archive is not None:
+            matches += [
+                (output, place, _match_length(tokens, output, place))
+                for output, place in self._archive.following(tokens)
+            ]
         if not matches or budget.nodes < 1 or budget.depth < 1:
             return state.root_only()
-        return grow_tree(tokens, matches, budget, self._min_probability)
+        return grow_tree(tokens[-1], matches, budget, self._min_probability)
 
 
-def _matches(tokens: list[int], index: NgramIndex) -> list[tuple[int, int]]:
-    """(start of the continuation, length of the match), at most MAX_MATCHES."""
-    end = len(tokens) - 1
+def _matches(tokens: list[int], index: NgramIndex) -> list[Match]:
+    """Those of a session in its own tokens, at most MAX_MATCHES."""
     lengths: dict[int, int] = {}
-    for place in index.places(end):
-        if place in lengths:
-            continue
-        length = 1
-        while length <= min(place, MAX_MATCH_LENGTH - 1) and (
-            tokens[place - length] == tokens[end - length]
-        ):
-            length += 1
-        lengths[place] = length
+    for end in index.places(len(tokens) - 1):
+        if end not in lengths:
+            lengths[end] = _match_length(tokens, tokens, end + 1)
         if len(lengths) == MAX_MATCHES:
             break
-    return [(place + 1, length) for place, length in lengths.items()]
+    return [(tokens, end + 1, length) for end, length in lengths.items()]
 
 
-def grow_tree(
-    tokens: Sequence[int],
-    matches: Sequence[tuple[int, int]],
-    budget: Budget,
-    min_probability: float,
-) -> Tree:
+def _match_length(tokens: Sequence[int], others: Sequence[int], place: int) -> int:
+    """How many of the last tokens are those before `place` in others, at most MAX_MATCH_LENGTH."""
+    longest = min(len(tokens), place, MAX_MATCH_LENGTH)
+    pairs = ((tokens[-i], others[place - i]) for i in range(1, longest + 1))
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def grow_tree(root: int, matches: Sequence[Match], budget: Budget, min_probability: float) -> Tree:
     """The likeliest nodes of the continuations of `matches`, merged where they agree.
 
-    matches: (start of the continuation, length of the match). Best first: products never rise
-    towards the leaves, so the first `budget.nodes` off the heap are the likeliest, parents first.
+    Best first: products never rise towards the leaves, so the first `budget.nodes` off the heap are
+    the likeliest, parents first.
     """
-    token_ids, parents, confidences = [tokens[-1]], [-1], [1.0]
+    token_ids, parents, confidences = [root], [-1], [1.0]
     # (-path product, depth, tie-breaker, parent node, token, confidence, matches that go its way)
-    heap: list[tuple[float, int, int, int, int, float, list[tuple[int, int]]]] = []
+    heap: list[tuple[float, int, int, int, int, float, list[Match]]] = []
     node, depth, product, here = 0, 0, 1.0, list(matches)
     ties = itertools.count()
     while True:
         if depth < budget.depth:
-            for token, confidence, below in _children(tokens, here):
+            for token, confidence, below in _children(here):
                 path = product * confidence
                 if path >= min_probability:
                     entry = (-path, depth + 1, next(ties), node, token, confidence, below)
@@ -168,21 +184,19 @@ def grow_tree(
         confidences.append(confidence)
 
 
-def _children(
-    tokens: Sequence[int], matches: Sequence[tuple[int, int]]
-) -> Iterator[tuple[int, float, list[tuple[int, int]]]]:
+def _children(matches: Sequence[Match]) -> Iterator[tuple[int, float, list[Match]]]:
     """(token, probability, matches that go its way) for each token that followed a match.
 
     A match of length m weighs m squared; the probability of a token is the weight of the matches
     that it followed over that of all and ESCAPE_WEIGHT. One step down a match is one token longer.
     """
     weights: dict[int, int] = {}
-    below: dict[int, list[tuple[int, int]]] = {}
-    for place, length in matches:
+    below: dict[int, list[Match]] = {}
+    for tokens, place, length in matches:
         if place < len(tokens):
             token = tokens[place]
             weights[token] = weights.get(token, 0) + length * length
-            below.setdefault(token, []).append((place + 1, length + 1))
+            below.setdefault(token, []).append((tokens, place + 1, length + 1))
     total = sum(weights.values()) + ESCAPE_WEIGHT
     for token, weight in weights.items():
         yield token, weight / total, below[token]

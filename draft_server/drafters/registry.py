@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from draft_server.drafters.archive import Archive
 from draft_server.drafters.base import Drafter
 from draft_server.drafters.calibrated import CalibratedDrafter
 from draft_server.drafters.combined import CombinedDrafter
@@ -39,14 +40,16 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
-    """What methods can be told. min_match, min_probability: of `ngram`; min_product: of heads;
-    target: the target's checkpoint, for methods that share weights with it; the rest is for methods
-    with a model of their own: where it is, and how its engine runs (kv_tokens: tokens that its KV
-    cache holds; threads None: one a physical core; max_context None: as much as the model can).
+    """What methods can be told. min_match, min_probability and archive_tokens are for `ngram`,
+    min_product for heads. target: the target's checkpoint, for methods that share weights with it;
+    the rest is for methods with a model of their own: where it is, and how its engine runs
+    (kv_tokens: tokens that its KV cache holds; threads None: one a physical core; max_context None:
+    as much as the model can).
     """
 
     min_match: int = 2
     min_probability: float = 0.1
+    archive_tokens: int = 0
     min_product: float = 0.02
     target: Path | None = None
     model: Path | None = None
@@ -73,7 +76,9 @@ def _none(settings: DraftSettings, tokenizer: Tokenizer, progress: Progress | No
 def _ngram(
     settings: DraftSettings, tokenizer: Tokenizer, progress: Progress | None
 ) -> CalibratedDrafter[NgramState]:
-    return CalibratedDrafter(NgramDrafter(settings.min_match, settings.min_probability))
+    archive = Archive(settings.archive_tokens) if settings.archive_tokens else None
+    drafter = NgramDrafter(settings.min_match, settings.min_probability, archive)
+    return CalibratedDrafter(drafter)
 
 
 def _standalone(
