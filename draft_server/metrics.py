@@ -5,7 +5,7 @@ Owns the names (forerun_draft_*) and the registry, one a server. Nothing is labe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
@@ -57,34 +57,28 @@ class DraftMetrics:
             "1 while connected to a verify server that was checked.",
             registry=self.registry,
         )
-        self.first_token_seconds = Histogram(
-            "forerun_draft_first_token_seconds",
+        self.first_token_seconds = self._histogram(
+            "first_token_seconds",
             "From receipt of a request to its first token.",
-            buckets=FIRST_TOKEN_BUCKETS,
-            registry=self.registry,
+            FIRST_TOKEN_BUCKETS,
         )
-        self.round_seconds = Histogram(
-            "forerun_draft_round_seconds",
-            "From one verdict of a session to the next.",
-            buckets=ROUND_BUCKETS,
-            registry=self.registry,
+        self.round_seconds = self._histogram(
+            "round_seconds", "From one verdict of a session to the next.", ROUND_BUCKETS
         )
         self.round_parts = self._counter(
             "round_part_seconds",
             "Where the time of rounds went: the draft, the wait for a step, the step, the rest.",
             "part",
         )
-        self.inter_token_seconds = Histogram(
-            "forerun_draft_inter_token_seconds",
+        self.inter_token_seconds = self._histogram(
+            "inter_token_seconds",
             "Since the tokens before, shared out among those that came together.",
-            buckets=ROUND_BUCKETS,
-            registry=self.registry,
+            ROUND_BUCKETS,
         )
-        self.accepted_length = Histogram(
-            "forerun_draft_accepted_length",
+        self.accepted_length = self._histogram(
+            "accepted_length",
             "Accepted nodes of a round that proposed some, the bonus token not counted.",
-            buckets=LENGTH_BUCKETS,
-            registry=self.registry,
+            LENGTH_BUCKETS,
         )
         register_process_info(self.registry)
         # A rate of what never happened is 0, not missing.
@@ -126,6 +120,10 @@ class DraftMetrics:
 
     def _counter(self, name: str, description: str, *labels: str) -> Counter:
         return Counter(f"forerun_draft_{name}", description, labels, registry=self.registry)
+
+    def _histogram(self, name: str, description: str, buckets: Sequence[float]) -> Histogram:
+        full = f"forerun_draft_{name}"
+        return Histogram(full, description, buckets=buckets, registry=self.registry)
 
 
 class _Calibrations(Collector):
