@@ -40,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Shows until Ctrl-C, which is its ordinary end."""
+    """Shows until Ctrl-C, which is its ordinary end: 0. With --once, 1 where a server has no
+    metrics."""
     from rich.console import Console
     from rich.live import Live
 
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             time.sleep(args.interval)
             after = list(threads.map(_read, args.servers))
             console.print(_view(args.servers, before, after))
-            return 0
+            return int(any(isinstance(reading, str) for reading in after))
         try:
             with Live(console=console, screen=True, auto_refresh=False) as live:
                 while True:

@@ -28,8 +28,10 @@ async def test_it_shows_both_servers_and_one_that_is_away(
     async with servers(target, NgramDrafter(), draft=ports, **ports) as running:
         busy = asyncio.create_task(keep_busy(running))
         addresses = [running.draft.metrics_address, running.verifier.metrics_address]
-        command = ["top", "--once", "--interval", "1.5", *addresses, "127.0.0.1:1"]
+        command = ["top", "--once", "--interval", "1.5", *addresses]
         assert await asyncio.to_thread(main, command) == 0
+        capsys.readouterr()
+        assert await asyncio.to_thread(main, [*command, "127.0.0.1:1"]) == 1
         busy.cancel()
     shown = capsys.readouterr().out
     draft, verify, away = shown.split("╭─")[1:]
