@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from pathlib import Path
 
-from forerun.cli.errors import CommandError
+from forerun.cli.torch_extra import require_torch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,8 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Writes model.safetensors beside it."""
-    if importlib.util.find_spec("torch") is None:
-        raise CommandError("converting needs PyTorch, of forerun's extra torch: pip install torch")
+    require_torch("converting")
 
     from forerun.training.convert import convert
 

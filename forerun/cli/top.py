@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 BAR = 24  # characters
 SCRAPE_TIMEOUT_S = 2.0
+MAX_INTERVAL_S = 86_400
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    if not args.interval > 0:
-        raise CommandError(f"--interval is {args.interval}; it must be above 0")
+    if not 0 < args.interval < MAX_INTERVAL_S:
+        raise CommandError(f"--interval is {args.interval}; it must be above 0, and a day at most")
     console = Console()
     with ThreadPoolExecutor(len(args.servers)) as threads:
         before = list(threads.map(_read, args.servers))

@@ -6,11 +6,11 @@ Owns the flags. The work is done in forerun.training, which needs the extra `tor
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from pathlib import Path
 
 from forerun.cli.errors import CommandError
 from forerun.cli.parser import INTERRUPTED
+from forerun.cli.torch_extra import require_torch
 
 METHODS = ("eagle3",)
 DEFAULT_TARGET = "default"
@@ -80,8 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains; 0 when the budget is spent, 130 when it was interrupted and can go on."""
-    if importlib.util.find_spec("torch") is None:
-        raise CommandError("training needs PyTorch, of forerun's extra torch: pip install torch")
+    require_torch("training")
     if args.minutes <= 0 and args.tokens <= 0 and args.only != "data":
         raise CommandError("training needs an end; give --minutes or --tokens")
 

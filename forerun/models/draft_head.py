@@ -147,7 +147,9 @@ def check_tensors(
     expected = {name: shapes[part] for part, name in present.items()}
     for name in expected:
         if name not in found:
-            raise ModelError(f"{source}: tensor {name} is missing; the head is incomplete")
+            raise ModelError(
+                f"{source}: tensor {name} is missing; this is not {kind}, or it is incomplete"
+            )
     for name, shape in found.items():
         if not name.startswith(prefix):
             continue

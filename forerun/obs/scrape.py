@@ -7,6 +7,7 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http.client import HTTPException
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -82,12 +83,17 @@ class Change:
 
 def scrape(address: str, timeout_s: float) -> Scrape:
     """Reads the metrics at host:port. Raises OSError where nothing answers, ValueError where what
-    does is no such metrics."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=timeout_s) as response:
-        text = response.read().decode()
+    does serves none of forerun's."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=timeout_s) as response:
+            text = response.read().decode()
+    except HTTPException as error:
+        raise ValueError(f"no HTTP at {address}; is it the port of --metrics-port?") from error
     samples = {
         (sample.name, tuple(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+    if not any(name.startswith("forerun_") for name, _ in samples):
+        raise ValueError(f"{address} serves no metrics of forerun")
     return Scrape(time.monotonic(), samples)

@@ -31,8 +31,11 @@ def convert(directory: Path) -> Path:
     try:
         found = torch.load(source, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a damaged or forbidden file makes the reader raise
-        first = str(error).partition("\n")[0]
-        raise ModelError(f"{source} is no file of tensors alone: {first:.200}") from error
+        # Not with the reader's own words: they advise to read the file with all that is in it.
+        raise ModelError(
+            f"{source} is no file of tensors alone: it is damaged, or brings code, which is not"
+            " run; fetch it anew, or ask who made it for safetensors"
+        ) from error
     if not isinstance(found, dict) or not found:
         raise ModelError(f"{source} holds a {type(found).__name__}; expected tensors by name")
     for name, value in found.items():

@@ -87,7 +87,7 @@ def test_names_in_deployments_are_settings() -> None:
     from draft_server.config import DraftConfig
     from verify_server.config import VerifyConfig
 
-    services = compose(FORERUN_MODEL="/models/m", FORERUN_DRAFT="ngram")
+    services = compose(FORERUN_MODEL="/models/m", DRAFT_METHOD="ngram")
     for name, config in (("verify", VerifyConfig), ("draft", DraftConfig)):
         prefix = config.environment_prefix
         names = [key for key in services[name]["environment"] if key.startswith(prefix)]

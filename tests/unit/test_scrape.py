@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -16,10 +18,10 @@ class Served:
 
     def __init__(self) -> None:
         registry = CollectorRegistry()
-        self.tokens = Counter("tokens", "Tokens.", registry=registry)
-        self.depths = Counter("depths", "Rounds.", ("depth",), registry=registry)
-        self.open = Gauge("open", "Open.", registry=registry)
-        self.seconds = Histogram("seconds", "Time.", buckets=(0.1, 1.0), registry=registry)
+        self.tokens = Counter("forerun_tokens", "Tokens.", registry=registry)
+        self.depths = Counter("forerun_depths", "Rounds.", ("depth",), registry=registry)
+        self.open = Gauge("forerun_open", "Open.", registry=registry)
+        self.seconds = Histogram("forerun_seconds", "Time.", buckets=(0.1, 1.0), registry=registry)
         self._server, self._thread = start_http_server(0, "127.0.0.1", registry)
         self.address = f"127.0.0.1:{self._server.server_port}"
 
@@ -51,31 +53,55 @@ def test_what_happened_between_two_readings(served: Served) -> None:
     for seconds in (0.5, 0.5, 0.5, 7.0):
         served.seconds.observe(seconds)
     change = Change(before, served.read())
-    assert change.of("tokens_total") == 30
-    assert change.rate("tokens_total") == pytest.approx(30 / change.seconds)
-    assert change.of("depths_total") == 5
-    assert change.of("depths_total", depth="1") == 3
-    assert change.after.by("depths_total", "depth") == {"1": 10, "2": 2}
-    assert change.ratio("depths_total", "tokens_total") == pytest.approx(5 / 30)
-    assert change.after.value("open") == 4
-    assert change.quantile("seconds", 0.5) == 1.0, "not of the one before"
-    assert change.quantile("seconds", 0.9) == math.inf
+    assert change.of("forerun_tokens_total") == 30
+    assert change.rate("forerun_tokens_total") == pytest.approx(30 / change.seconds)
+    assert change.of("forerun_depths_total") == 5
+    assert change.of("forerun_depths_total", depth="1") == 3
+    assert change.after.by("forerun_depths_total", "depth") == {"1": 10, "2": 2}
+    assert change.ratio("forerun_depths_total", "forerun_tokens_total") == pytest.approx(5 / 30)
+    assert change.after.value("forerun_open") == 4
+    assert change.quantile("forerun_seconds", 0.5) == 1.0, "not of the one before"
+    assert change.quantile("forerun_seconds", 0.9) == math.inf
 
 
 def test_nothing_has_no_ratio_and_no_quantile(served: Served) -> None:
     change = Change(served.read(), served.read())
-    assert change.ratio("tokens_total", "depths_total") is None
-    assert change.quantile("seconds", 0.9) is None
+    assert change.ratio("forerun_tokens_total", "forerun_depths_total") is None
+    assert change.quantile("forerun_seconds", 0.9) is None
     assert change.quantile("unknown", 0.9) is None
     assert change.of("unknown") == 0
 
 
 def test_a_server_that_restarted_counts_from_nothing() -> None:
-    before = Scrape(1.0, {("tokens_total", ()): 1000.0})
-    assert Change(before, Scrape(2.0, {("tokens_total", ()): 30.0})).rate("tokens_total") == 30
-    assert Change(EMPTY, Scrape(2.0, {("tokens_total", ()): 30.0})).of("tokens_total") == 30
+    tokens = "forerun_tokens_total"
+    before, after = Scrape(1.0, {(tokens, ()): 1000.0}), Scrape(2.0, {(tokens, ()): 30.0})
+    assert Change(before, after).rate(tokens) == 30
+    assert Change(EMPTY, after).of(tokens) == 30
 
 
 def test_nobody_there_is_an_error() -> None:
     with pytest.raises(OSError, match="refused"):
         scrape("127.0.0.1:1", 1.0)
+
+
+@pytest.mark.parametrize("answer", [b"\x00\x00\x12\x04", b"", b"HTTP/1.1 200 OK\r\n\r\nother 1\n"])
+def test_what_is_no_metrics_of_forerun_is_an_error(answer: bytes) -> None:
+    """The port of gRPC, say, or of another program."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(serve)
+            with pytest.raises((ValueError, OSError)):
+                scrape(f"127.0.0.1:{server.getsockname()[1]}", 5.0)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:abc", "a b:80", ""])
+def test_what_is_no_address_is_an_error(address: str) -> None:
+    with pytest.raises((ValueError, OSError)):
+        scrape(address, 1.0)

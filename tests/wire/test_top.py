@@ -48,6 +48,9 @@ async def test_it_shows_both_servers_and_one_that_is_away(
         assert int(tokens.split("tokens/s")[1].split()[0]) > 0
 
 
-def test_an_interval_that_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", "--interval", "0", "127.0.0.1:1"]) == 1
-    assert "--interval is 0.0; it must be above 0" in capsys.readouterr().err
+@pytest.mark.parametrize("interval", ["0", "-1", "inf", "nan"])
+def test_an_interval_that_cannot_be_is_refused(
+    interval: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", "--once", "--interval", interval, "127.0.0.1:1"]) == 1
+    assert f"--interval is {float(interval)}; it must be above 0" in capsys.readouterr().err

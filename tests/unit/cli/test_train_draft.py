@@ -23,7 +23,7 @@ def test_without_torch_the_extra_is_named(
         importlib.util, "find_spec", lambda name: None if name == "torch" else found(name)
     )
     assert main(["train-draft", "--out", str(tmp_path), "--minutes", "1"]) == 1
-    assert "pip install torch" in capsys.readouterr().err
+    assert "-m pip install 'torch==" in capsys.readouterr().err
 
 
 def test_training_without_an_end_is_refused(capsys: Capture, tmp_path: Path) -> None:
