@@ -132,7 +132,8 @@ def _draft_ids(directory: Path, folder: SafetensorsFolder, config: HeadConfig) -
             f"{directory}: tensor d2t is missing, but the draft vocabulary has "
             f"{config.draft_vocab_size} of {config.vocab_size} tokens"
         )
-    if ids.min() < 0 or ids.max() >= config.vocab_size or len(np.unique(ids)) != len(ids):
+    in_range = ((ids >= 0) & (ids < config.vocab_size)).all()
+    if not in_range or len(np.unique(ids)) != len(ids):
         raise ModelError(
             f"{directory}: tensor d2t does not give each draft id a token of its own from 0 to "
             f"{config.vocab_size - 1}"
