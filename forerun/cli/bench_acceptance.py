@@ -76,6 +76,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         model=options.model or default_model_path(),
         draft_nodes=args.nodes,
         draft_depth=args.depth,
+        adaptive=False,  # trees as large as they were asked for, whatever they cost here
         draft_timeout_ms=DRAFT_TIMEOUT_MS,
     )
     assert options.model is not None

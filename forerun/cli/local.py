@@ -46,7 +46,8 @@ class LocalOptions:
     model: a checkpoint folder or a .gguf file, None for the default model. draft_model: what
     proposes where draft is "standalone" (None for the target itself), or the head of "eagle" and
     "eagle3".
-    threads: of each server. prefix_cache_bytes, draft_nodes, draft_depth: of the verify server.
+    threads: of each server. prefix_cache_bytes, draft_nodes, draft_depth, adaptive: of the
+    verify server.
     draft_timeout_ms: of the draft server.
     """
 
@@ -60,6 +61,7 @@ class LocalOptions:
     prefix_cache_bytes: int | None = None
     draft_nodes: int | None = None
     draft_depth: int | None = None
+    adaptive: bool = True
     draft_timeout_ms: float | None = None
 
 
@@ -208,7 +210,7 @@ def _short_temporary_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _target_flags(options: LocalOptions, model: Path) -> list[str]:
-    return _flags(
+    flags = _flags(
         model=model,
         dtype=options.dtype,
         page_size=options.page_size,
@@ -218,6 +220,7 @@ def _target_flags(options: LocalOptions, model: Path) -> list[str]:
         draft_nodes=options.draft_nodes,
         draft_depth=options.draft_depth,
     )
+    return flags if options.adaptive else [*flags, "--no-adaptive"]
 
 
 def _draft_flags(options: LocalOptions, model: Path, verifier: str) -> list[str]:

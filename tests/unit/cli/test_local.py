@@ -115,6 +115,9 @@ def test_flags_of_the_target() -> None:
     flags = "--model m --dtype float32 --page-size 16 --prefill-chunk 64 --threads 2"
     assert local._target_flags(options, Path("m")) == flags.split()
     assert local._target_flags(LocalOptions(), Path("m")) == ["--model", "m"]
+    fixed = LocalOptions(draft_nodes=8, adaptive=False)
+    flags = "--model m --draft-nodes 8 --no-adaptive"
+    assert local._target_flags(fixed, Path("m")) == flags.split()
 
 
 @pytest.mark.parametrize(
