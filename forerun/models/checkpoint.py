@@ -7,15 +7,15 @@ blocks, so loading a model needs little memory beyond the weights themselves.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
 from forerun.models.bfloat16 import Bits
 from forerun.models.config import ModelConfig
+from forerun.models.opened import Opened
 from forerun.models.tensor_set import Shapes, check_tensor_set
 
 # Large enough that Python's cost a block vanishes, small enough to stay in the second-level cache
@@ -23,7 +23,7 @@ from forerun.models.tensor_set import Shapes, check_tensor_set
 _BLOCK_ELEMENTS = 1 << 18
 
 
-class Checkpoint(ABC):
+class Checkpoint(Opened):
     """An open, checked checkpoint.
 
     config: the model's shape. path: the folder or file opened. tensor_shapes: canonical
@@ -66,18 +66,3 @@ class Checkpoint(ABC):
     @abstractmethod
     def _read_block(self, name: str, start: int, stop: int) -> Bits:
         """Return rows start..stop-1 of a tensor of `tensor_shapes`; the range is valid."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the files; idempotent. Reading afterwards raises ValueError."""
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

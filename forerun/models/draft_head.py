@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forerun.models.bfloat16 import Bits
-from forerun.models.config import ModelConfig
+from forerun.models.config import ModelConfig, rope_from_fields
 from forerun.models.errors import ModelError
+from forerun.models.fields import Fields
+from forerun.models.opened import Opened
 from forerun.models.rope import RopeConfig
 from forerun.models.safetensors_folder import SafetensorsFolder
 from forerun.models.tensor_set import Shapes
@@ -72,7 +74,50 @@ class HeadConfig:
         }
 
 
-class HeadCheckpoint:
+def layer_names(prefix: str) -> dict[str, str]:
+    """The parts of the decoder layer itself, as every format names them under its prefix."""
+    attention = {part: f"{prefix}self_attn.{part}_proj.weight" for part in ("q", "k", "v", "o")}
+    mlp = {part: f"{prefix}mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
+    return {**attention, "mlp_norm": f"{prefix}post_attention_layernorm.weight", **mlp}
+
+
+def bias_names(prefix: str) -> dict[str, str]:
+    """The biases of queries, keys and values, where a layer has them."""
+    return {f"{part}_bias": f"{prefix}self_attn.{part}_proj.bias" for part in ("q", "k", "v")}
+
+
+def config_from_fields(
+    layer: Fields, target: ModelConfig, *, name: str, hidden_size: int, **rest: Any
+) -> HeadConfig:
+    """The configuration of a head whose layer is described as a model of one layer is; rest: the
+    other fields of HeadConfig.
+
+    Raises ModelError for more layers, or another vocabulary than the target's.
+    """
+    layers, vocab_size = layer.integer("num_hidden_layers", 1), layer.integer("vocab_size")
+    if layers != 1:
+        raise layer.error("num_hidden_layers", layers, "1, the single layer of a head")
+    if vocab_size != target.vocab_size:
+        raise layer.error("vocab_size", vocab_size, f"{target.vocab_size}, as of {target.name}")
+    num_heads = layer.integer("num_attention_heads")
+    max_positions = layer.integer("max_position_embeddings", 2048)
+    return HeadConfig(
+        name=name,
+        hidden_size=hidden_size,
+        intermediate_size=layer.integer("intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=layer.integer("num_key_value_heads", num_heads),
+        head_dim=layer.integer("head_dim", max(hidden_size // num_heads, 1)),
+        rms_norm_eps=layer.number("rms_norm_eps", 1e-6),
+        rope=rope_from_fields(layer, max_positions),
+        max_positions=max_positions,
+        vocab_size=target.vocab_size,
+        target_hidden_size=target.hidden_size,
+        **rest,
+    )
+
+
+class HeadCheckpoint(Opened):
     """An open head that was checked against its target.
 
     parts: shapes of those that it has. from_target: those that it takes from the target, and its
@@ -113,17 +158,6 @@ class HeadCheckpoint:
 
     def close(self) -> None:
         self._folder.close()
-
-    def __enter__(self) -> HeadCheckpoint:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def check_tensors(

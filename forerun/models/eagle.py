@@ -11,8 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.models.config import ModelConfig, rope_from_fields
-from forerun.models.draft_head import HeadCheckpoint, HeadConfig, check_tensors
+from forerun.models.config import ModelConfig
+from forerun.models.draft_head import (
+    HeadCheckpoint,
+    HeadConfig,
+    bias_names,
+    check_tensors,
+    config_from_fields,
+    layer_names,
+)
 from forerun.models.fields import Fields
 from forerun.models.json_object import read_json_object
 from forerun.models.safetensors_folder import SafetensorsFolder
@@ -21,13 +28,9 @@ LAYER = "layers.0."
 NAMES = {
     "fc": "fc.weight",
     "fc_bias": "fc.bias",
-    **{part: f"{LAYER}self_attn.{part}_proj.weight" for part in ("q", "k", "v", "o")},
-    **{f"{part}_bias": f"{LAYER}self_attn.{part}_proj.bias" for part in ("q", "k", "v")},
-    "mlp_norm": f"{LAYER}post_attention_layernorm.weight",
-    **{part: f"{LAYER}mlp.{part}_proj.weight" for part in ("gate", "up", "down")},
+    **layer_names(LAYER),
     "embedding": "embed_tokens.weight",
 }
-BIASES = ("q_bias", "k_bias", "v_bias")
 
 
 class EagleCheckpoint(HeadCheckpoint):
@@ -42,11 +45,11 @@ class EagleCheckpoint(HeadCheckpoint):
         fields = Fields(read_json_object(directory / "config.json"), f"{directory}/config.json")
         config = _config(fields, directory.resolve().name, target)
         folder = SafetensorsFolder(directory)
-        biased = fields.flag("qkv_bias", False)
+        biases = bias_names(LAYER) if fields.flag("qkv_bias", False) else {}
         names = check_tensors(
             directory,
             folder.shapes,
-            {part: name for part, name in NAMES.items() if biased or part not in BIASES},
+            NAMES | biases,
             config,
             optional=("fc_bias", "embedding"),
             kind="an EAGLE head",
@@ -56,28 +59,15 @@ class EagleCheckpoint(HeadCheckpoint):
 
 
 def _config(fields: Fields, name: str, target: ModelConfig) -> HeadConfig:
-    layers = fields.integer("num_hidden_layers", 1)
-    if layers != 1:
-        raise fields.error("num_hidden_layers", layers, "1, the single layer of an EAGLE head")
-    for key, wanted in (("vocab_size", target.vocab_size), ("hidden_size", target.hidden_size)):
-        found = fields.integer(key)
-        if found != wanted:
-            raise fields.error(key, found, f"{wanted}, as of {target.name}")
-    num_heads = fields.integer("num_attention_heads")
-    max_positions = fields.integer("max_position_embeddings", 2048)
-    return HeadConfig(
+    hidden_size = fields.integer("hidden_size")
+    if hidden_size != target.hidden_size:
+        raise fields.error("hidden_size", hidden_size, f"{target.hidden_size}, as of {target.name}")
+    return config_from_fields(
+        fields,
+        target,
         name=name,
-        hidden_size=target.hidden_size,
-        intermediate_size=fields.integer("intermediate_size"),
-        num_heads=num_heads,
-        num_kv_heads=fields.integer("num_key_value_heads", num_heads),
-        head_dim=fields.integer("head_dim", max(target.hidden_size // num_heads, 1)),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=rope_from_fields(fields, max_positions),
-        max_positions=max_positions,
-        vocab_size=target.vocab_size,
+        hidden_size=hidden_size,
         draft_vocab_size=target.vocab_size,
         taps=(target.num_layers,),
-        target_hidden_size=target.hidden_size,
         fused=True,
     )

@@ -13,8 +13,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.models.config import ModelConfig, rope_from_fields
-from forerun.models.draft_head import HeadCheckpoint, HeadConfig, check_tensors
+from forerun.models.config import ModelConfig
+from forerun.models.draft_head import (
+    HeadCheckpoint,
+    HeadConfig,
+    check_tensors,
+    config_from_fields,
+    layer_names,
+)
 from forerun.models.errors import ModelError
 from forerun.models.fields import Fields
 from forerun.models.json_object import read_json_object
@@ -22,17 +28,6 @@ from forerun.models.safetensors_folder import SafetensorsFolder
 
 EMBEDDING = "embed_tokens.weight"
 
-_NAMES = {
-    "fc": "fc.weight",
-    "embedding_norm": "{layer}.input_layernorm.weight",
-    "hidden_norm": "{layer}.hidden_norm.weight",
-    **{part: "{layer}.self_attn." + f"{part}_proj.weight" for part in ("q", "k", "v", "o")},
-    "mlp_norm": "{layer}.post_attention_layernorm.weight",
-    **{part: "{layer}.mlp." + f"{part}_proj.weight" for part in ("gate", "up", "down")},
-    "final_norm": "norm.weight",
-    "head": "lm_head.weight",
-    "embedding": EMBEDDING,
-}
 _SPECULATORS = "transformer_layer_config"
 
 
@@ -59,11 +54,10 @@ class Eagle3Checkpoint(HeadCheckpoint):
                 f"{directory}: {EMBEDDING} is missing, and the target's cannot stand in: its rows "
                 f"have {target.hidden_size} elements, those of the head {config.hidden_size}"
             )
-        layer = "layers.0" if fields.has(_SPECULATORS) else "midlayer"
         names = check_tensors(
             directory,
             folder.shapes,
-            {part: name.format(layer=layer) for part, name in _NAMES.items()},
+            _names("layers.0." if fields.has(_SPECULATORS) else "midlayer."),
             config,
             optional=("embedding",),
             others={"d2t": (config.draft_vocab_size,), "t2d": (config.vocab_size,)},
@@ -72,36 +66,33 @@ class Eagle3Checkpoint(HeadCheckpoint):
         super().__init__(config, target, folder, names, _draft_ids(directory, folder, config))
 
 
+def _names(layer: str) -> dict[str, str]:
+    return {
+        "fc": "fc.weight",
+        "embedding_norm": f"{layer}input_layernorm.weight",
+        "hidden_norm": f"{layer}hidden_norm.weight",
+        **layer_names(layer),
+        "final_norm": "norm.weight",
+        "head": "lm_head.weight",
+        "embedding": EMBEDDING,
+    }
+
+
 def _config(fields: Fields, name: str, target: ModelConfig) -> HeadConfig:
     speculators = fields.has(_SPECULATORS)
     layer = fields.nested(_SPECULATORS) if speculators else fields
-    layers = layer.integer("num_hidden_layers", 1)
-    if layers != 1:
-        raise layer.error("num_hidden_layers", layers, "1, the single layer of an EAGLE-3 head")
-    vocab_size = layer.integer("vocab_size")
-    if vocab_size != target.vocab_size:
-        raise layer.error("vocab_size", vocab_size, f"{target.vocab_size}, as of {target.name}")
     target_size = fields.integer("target_hidden_size", target.hidden_size)
     if target_size != target.hidden_size:
         raise fields.error(
             "target_hidden_size", target_size, f"{target.hidden_size}, as of {target.name}"
         )
-    hidden_size, num_heads = layer.integer("hidden_size"), layer.integer("num_attention_heads")
-    max_positions = layer.integer("max_position_embeddings", 2048)
-    return HeadConfig(
+    return config_from_fields(
+        layer,
+        target,
         name=name,
-        hidden_size=hidden_size,
-        intermediate_size=layer.integer("intermediate_size"),
-        num_heads=num_heads,
-        num_kv_heads=layer.integer("num_key_value_heads", num_heads),
-        head_dim=layer.integer("head_dim", max(hidden_size // num_heads, 1)),
-        rms_norm_eps=layer.number("rms_norm_eps", 1e-6),
-        rope=rope_from_fields(layer, max_positions),
-        max_positions=max_positions,
-        vocab_size=vocab_size,
-        draft_vocab_size=fields.integer("draft_vocab_size", vocab_size),
+        hidden_size=layer.integer("hidden_size"),
+        draft_vocab_size=fields.integer("draft_vocab_size", target.vocab_size),
         taps=_taps(fields, target),
-        target_hidden_size=target_size,
         normed_residual=fields.flag("norm_before_residual", speculators),
     )
 

@@ -13,7 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from forerun.models.config import ModelConfig
-from forerun.models.draft_head import HeadCheckpoint, HeadConfig, check_tensors
+from forerun.models.draft_head import (
+    HeadCheckpoint,
+    HeadConfig,
+    bias_names,
+    check_tensors,
+    layer_names,
+)
 from forerun.models.errors import ModelError
 from forerun.models.safetensors_folder import SafetensorsFolder
 from forerun.models.tensor_set import MIMO_LAYERS
@@ -22,21 +28,17 @@ _MIMO = {
     "embedding_norm": "token_layernorm",
     "hidden_norm": "hidden_layernorm",
     "fc": "input_proj",
+    "layer_norm": "input_layernorm",
     "final_norm": "final_layernorm",
 }
 _NEXTN = {
     "embedding_norm": "enorm",
     "hidden_norm": "hnorm",
     "fc": "eh_proj",
+    "layer_norm": "input_layernorm",
     "final_norm": "shared_head.norm",
     "head": "shared_head.head",
     "embedding": "embed_tokens",
-}
-_LAYER = {
-    "layer_norm": "input_layernorm",
-    **{part: f"self_attn.{part}_proj" for part in ("q", "k", "v", "o")},
-    "mlp_norm": "post_attention_layernorm",
-    **{part: f"mlp.{part}_proj" for part in ("gate", "up", "down")},
 }
 
 
@@ -55,14 +57,13 @@ class MtpCheckpoint(HeadCheckpoint):
         config, folder = _config(target), SafetensorsFolder(directory)
         mimo = any(name.startswith(MIMO_LAYERS) for name in folder.shapes)
         prefix = f"{MIMO_LAYERS}0." if mimo else f"model.layers.{target.num_layers}."
-        parts = {**(_MIMO if mimo else _NEXTN), **_LAYER}
+        parts = _MIMO if mimo else _NEXTN
         names = {part: f"{prefix}{name}.weight" for part, name in parts.items()}
-        if target.attention_bias:
-            names |= {f"{p}_bias": f"{prefix}self_attn.{p}_proj.bias" for p in ("q", "k", "v")}
+        biases = bias_names(prefix) if target.attention_bias else {}
         names = check_tensors(
             directory,
             folder.shapes,
-            names,
+            names | layer_names(prefix) | biases,
             config,
             optional=("head", "embedding"),
             prefix=prefix,
