@@ -68,6 +68,15 @@ class Tree:
             depths.append(depths[parent] + 1)
         return depths
 
+    def chances(self, default: float = 1.0) -> list[float]:
+        """[n]: how likely each node is accepted: the product over its path. default: probability of
+        a node given its parent, where the tree has no confidences."""
+        steps = self.confidences or (default,) * len(self.token_ids)
+        chances = [1.0]
+        for node in range(1, len(self.token_ids)):
+            chances.append(chances[self.parents[node]] * steps[node])
+        return chances
+
     def children(self) -> list[list[int]]:
         """[n]: the children of each node, ascending."""
         children: list[list[int]] = [[] for _ in self.parents]

@@ -63,7 +63,7 @@ def cut_trees(
     rates: for each tree the chance of a node if its parent is accepted, where the tree itself does
     not tell; weights: of a row of each tree; beside: other weighed rows that the step will have.
     """
-    chances = [_chances(tree, rate) for tree, rate in zip(trees, rates, strict=True)]
+    chances = [tree.chances(rate) for tree, rate in zip(trees, rates, strict=True)]
     kept = [0] * len(trees)
     tokens, rows = float(len(trees)), beside + sum(weights)
     heads = [(-chances[i][1], i) for i, tree in enumerate(trees) if tree.num_nodes]
@@ -92,12 +92,3 @@ def prompt_rows(
 
 def _pays(chance: float, tokens: float, before: float, after: float) -> bool:
     return chance * before >= tokens * (after - before)
-
-
-def _chances(tree: Tree, rate: float) -> list[float]:
-    """[n]: how likely each node is accepted: the product over its path."""
-    steps = tree.confidences or (rate,) * len(tree.token_ids)
-    chances = [1.0]
-    for node in range(1, len(tree.token_ids)):
-        chances.append(chances[tree.parents[node]] * steps[node])
-    return chances

@@ -29,7 +29,8 @@ class CalibratedDrafter(Generic[S]):
         self._drafter = drafter
         self._latest: dict[int, Tree] = {}  # by session, until its tokens are known
         self._trees = 0
-        self.calibrations = {drafter.info.name: Calibration()}
+        self._calibration = Calibration()
+        self.calibrations = {drafter.info.name: self._calibration}
 
     @property
     def info(self) -> DrafterInfo:
@@ -75,7 +76,3 @@ class CalibratedDrafter(Generic[S]):
                     self.info.name,
                     self._trees,
                 )
-
-    @property
-    def _calibration(self) -> Calibration:
-        return self.calibrations[self._drafter.info.name]

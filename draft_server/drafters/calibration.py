@@ -62,13 +62,12 @@ class Calibration:
         """The tree with corrected confidences, its likeliest nodes first."""
         if tree.confidences is None or tree.num_nodes == 0:
             return tree
-        depths, likely, confidences = tree.depths(), [1.0], [1.0]
-        for node in range(1, len(tree.token_ids)):
-            confidence = tree.confidences[node]
-            correction = self._of(depths[node], confidence).correction
+        depths, confidences = tree.depths(), [1.0]
+        for depth, confidence in list(zip(depths, tree.confidences, strict=True))[1:]:
+            correction = self._of(depth, confidence).correction
             confidences.append(min(1.0, confidence * correction))
-            likely.append(likely[tree.parents[node]] * confidences[node])
-        order = sorted(range(len(likely)), key=lambda node: (-likely[node], depths[node], node))
+        chances = Tree(tree.token_ids, tree.parents, tuple(confidences)).chances()
+        order = sorted(range(len(chances)), key=lambda node: (-chances[node], depths[node], node))
         places = {node: place for place, node in enumerate(order)}
         return Tree(
             tuple(tree.token_ids[node] for node in order),

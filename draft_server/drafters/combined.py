@@ -83,15 +83,11 @@ def merge(trees: Sequence[Tree], nodes: int) -> Tree:
     products: dict[tuple[int, ...], float] = {}
     for tree in trees:
         paths: list[tuple[int, ...]] = [()]
-        likely = [1.0]
-        confidences = tree.confidences or (1.0,) * len(tree.token_ids)
-        for node in range(1, len(tree.token_ids)):
-            parent = tree.parents[node]
-            path = (*paths[parent], tree.token_ids[node])
+        for node, chance in list(enumerate(tree.chances()))[1:]:
+            path = (*paths[tree.parents[node]], tree.token_ids[node])
             paths.append(path)
-            likely.append(likely[parent] * confidences[node])
-            if likely[node] > 0.0:
-                products[path] = max(products.get(path, 0.0), likely[node])
+            if chance > 0.0:
+                products[path] = max(products.get(path, 0.0), chance)
     best = sorted(products, key=lambda path: (-products[path], len(path)))[:nodes]
     places = {(): 0} | {path: place for place, path in enumerate(best, start=1)}
     root = trees[0].token_ids[0]
