@@ -215,9 +215,9 @@ class Session:
             self._metrics.first_token_seconds.observe(self._first_token_at - self._received)
         piece = self._text.push(block)
         block, accepted = block[: piece.num_tokens], min(accepted, piece.num_tokens)
-        if tree is not None:
+        if tree is not None and block:
+            gap = (self._last_token_at - before) / len(block)
             for _ in block:
-                gap = (self._last_token_at - before) / len(block)
                 self._metrics.inter_token_seconds.observe(gap)
         self._committed += block
         self._untold += block

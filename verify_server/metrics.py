@@ -59,9 +59,7 @@ class Metrics:
         self._pages = self._gauge("pages", "Pages of the KV pool.", "state")
         self._granted = self._counter("granted_nodes", "Nodes that rounds were granted.")
         self._grants = self._counter("grants", "Rounds of drafting sessions that began.")
-        self.streams = Gauge(
-            "forerun_verify_streams", "Open streams of draft servers.", registry=self.registry
-        )
+        self.streams = self._gauge("streams", "Open streams of draft servers.")
         self._queue_seconds = self._histogram(
             "queue_seconds",
             "From when a session's rows were ready to the step that took them.",
@@ -103,7 +101,6 @@ class Metrics:
         self._step_seconds.observe(seconds)
         self._rows.labels("decode").inc(decode_rows)
         self._rows.labels("prefill").inc(prefill_rows)
-
         self._rows_per_step.observe(decode_rows + prefill_rows)
 
     def record_queue(self, seconds: float) -> None:

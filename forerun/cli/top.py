@@ -91,7 +91,7 @@ def _view(
             parts.append(Panel(new, title=server, title_align="left", border_style="red"))
             continue
         change = Change(EMPTY if isinstance(old, str) else old, new)
-        is_draft = any(name.startswith("forerun_draft_") for name, _ in new.samples)
+        is_draft = any(sample.name.startswith("forerun_draft_") for sample in new.samples)
         level = next((k for k, v in new.by("forerun_isa_info", "level").items() if v), "?")
         title = f"{'draft' if is_draft else 'verify'} server {server}, {level}"
         body = _draft(change) if is_draft else _verify(change)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException
 
 from prometheus_client.parser import text_string_to_metric_families
-
-Labels = tuple[tuple[str, str], ...]
+from prometheus_client.samples import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,28 +18,27 @@ class Scrape:
     """The samples of one server. at: when, in seconds of time.monotonic()."""
 
     at: float
-    samples: Mapping[tuple[str, Labels], float]
+    samples: Sequence[Sample]
 
     def value(self, name: str, **labels: str) -> float:
         """The sum of the samples of this name that have these labels; 0 without one."""
-        wanted = labels.items()
         return math.fsum(
-            value
-            for (sample, have), value in self.samples.items()
-            if sample == name and wanted <= dict(have).items()
+            sample.value
+            for sample in self.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
         )
 
     def by(self, name: str, label: str) -> dict[str, float]:
         """The samples of this name by the values of a label, in the order of the server."""
         found: dict[str, float] = {}
-        for (sample, have), value in self.samples.items():
-            if sample == name and label in dict(have):
-                key = dict(have)[label]
-                found[key] = found.get(key, 0.0) + value
+        for sample in self.samples:
+            if sample.name == name and label in sample.labels:
+                key = sample.labels[label]
+                found[key] = found.get(key, 0.0) + sample.value
         return found
 
 
-EMPTY = Scrape(0.0, {})
+EMPTY = Scrape(0.0, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +87,8 @@ def scrape(address: str, timeout_s: float) -> Scrape:
             text = response.read().decode()
     except HTTPException as error:
         raise ValueError(f"no HTTP at {address}; is it the port of --metrics-port?") from error
-    samples = {
-        (sample.name, tuple(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-    if not any(name.startswith("forerun_") for name, _ in samples):
+    families = text_string_to_metric_families(text)
+    samples = [sample for family in families for sample in family.samples]
+    if not any(sample.name.startswith("forerun_") for sample in samples):
         raise ValueError(f"{address} serves no metrics of forerun")
     return Scrape(time.monotonic(), samples)

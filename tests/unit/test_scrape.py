@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client.samples import Sample
 
 from forerun.obs.scrape import EMPTY, Change, Scrape, scrape
 
@@ -74,7 +75,9 @@ def test_nothing_has_no_ratio_and_no_quantile(served: Served) -> None:
 
 def test_a_server_that_restarted_counts_from_nothing() -> None:
     tokens = "forerun_tokens_total"
-    before, after = Scrape(1.0, {(tokens, ()): 1000.0}), Scrape(2.0, {(tokens, ()): 30.0})
+    before, after = (
+        Scrape(at, [Sample(tokens, {}, value)]) for at, value in ((1.0, 1000.0), (2.0, 30.0))
+    )
     assert Change(before, after).rate(tokens) == 30
     assert Change(EMPTY, after).of(tokens) == 30
 
