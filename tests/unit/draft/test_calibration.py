@@ -6,18 +6,18 @@ import itertools
 import logging
 import math
 import random
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_server.drafters.base import Calibrates, DrafterInfo, DraftState
+from draft_server.drafters.base import Calibrates, DrafterInfo
 from draft_server.drafters.calibrated import SUSPICIOUS_TREES, CalibratedDrafter
 from draft_server.drafters.calibration import DEPTHS, Calibration, Outcomes
 from draft_server.drafters.ngram import NgramDrafter
 from draft_server.metrics import DraftMetrics
 from forerun.tree import Budget, Tree, validate
+from tests.fixtures.drafting import ScriptedDrafter
 
 BUDGET = Budget(4, 4)
 #       9
@@ -115,32 +115,15 @@ def test_a_corrected_tree_is_the_same_tree_the_likeliest_first(seed: int) -> Non
         assert all(a >= b - 1e-12 for a, b in itertools.pairwise(likely))
 
 
-class Scripted:
+def scripted(max_context: int | None = None) -> ScriptedDrafter:
     """Gives TREE to whoever asks."""
-
-    def __init__(self, max_context: int | None = None) -> None:
-        self.info = DrafterInfo("scripted", max_context=max_context)
-
-    def open(self, prompt_ids: Sequence[int]) -> DraftState:
-        return DraftState(list(prompt_ids))
-
-    def advance(self, state: DraftState, token_ids: Sequence[int]) -> None:
-        state.committed.extend(token_ids)
-
-    def draft(
-        self, batch: Sequence[tuple[DraftState, Budget]], seconds: float = math.inf
-    ) -> list[Tree]:
-        return [TREE for _ in batch]
-
-    def warm(self) -> bool:
-        return False
-
-    def close(self, state: DraftState) -> None:
-        pass
+    drafter = ScriptedDrafter(lambda committed, budget: TREE)
+    drafter.info = DrafterInfo("scripted", max_context=max_context)
+    return drafter
 
 
 def test_only_the_tokens_behind_a_tree_tell_of_it() -> None:
-    drafter = CalibratedDrafter(Scripted())
+    drafter = CalibratedDrafter(scripted())
     calibration = drafter.calibrations["scripted"]
     one, other = drafter.open([9]), drafter.open([9])
     drafter.advance(one, [1, 3])
@@ -164,7 +147,7 @@ def test_only_the_tokens_behind_a_tree_tell_of_it() -> None:
 def test_a_model_that_is_never_right_is_told_of_once(
     max_context: int | None, warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    drafter = CalibratedDrafter(Scripted(max_context))
+    drafter = CalibratedDrafter(scripted(max_context))
     state = drafter.open([9])
     with caplog.at_level(logging.WARNING):
         for _ in range(3 * SUSPICIOUS_TREES):
@@ -177,7 +160,7 @@ def test_a_model_that_is_never_right_is_told_of_once(
 def test_a_model_that_is_right_now_and_then_is_not_suspected(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    drafter = CalibratedDrafter(Scripted(100))
+    drafter = CalibratedDrafter(scripted(100))
     state = drafter.open([9])
     with caplog.at_level(logging.WARNING):
         for times in range(3 * SUSPICIOUS_TREES):
