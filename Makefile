@@ -45,8 +45,9 @@ format: $(VENV)/.dev ## Format Python and C++, and mend what ruff can mend
 	@$(BIN)/ruff format
 	@$(BIN)/clang-format -i $(CXX_FILES)
 
-stubs: $(VENV)/.dev ## Generate forerun/v1 from proto/
+stubs: $(VENV)/.dev ## Generate forerun/v1 and docs/protocol-reference.md from proto/
 	@$(BIN)/python scripts/generate_stubs.py
+	@$(BIN)/python scripts/generate_protocol_reference.py
 
 bench: $(VENV)/.serve ## Measure the engine on this machine
 	@$(BIN)/forerun bench engine

@@ -1,4 +1,4 @@
-"""The checked-in stubs are those of proto/, and proto/ follows its rules."""
+"""The checked-in stubs and reference are those of proto/, and proto/ follows its rules."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ def test_stubs_are_up_to_date(tmp_path: Path) -> None:
     fresh, checked_in = stubs(tmp_path / "forerun/v1"), stubs(REPOSITORY / "forerun/v1")
     different = {name for name in fresh | checked_in if fresh.get(name) != checked_in.get(name)}
     assert not different, f"{sorted(different)} differ; run scripts/generate_stubs.py"
+
+
+def test_reference_is_up_to_date(tmp_path: Path) -> None:
+    page = tmp_path / "reference.md"
+    result = run_script("generate_protocol_reference.py", str(page))
+    assert result.returncode == 0, result.stderr
+    assert page.read_text() == (REPOSITORY / "docs/protocol-reference.md").read_text(), (
+        "docs/protocol-reference.md is another; run `make stubs`"
+    )
 
 
 def test_protos_pass_lint() -> None:
