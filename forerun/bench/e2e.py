@@ -30,11 +30,13 @@ PREFILL_CHUNK = 256
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured. concurrency: streams at once, one setting each; max_tokens: of each stream;
-    rounds: timed waves of each setting; warm_up: rounds before them."""
+    """What is measured. concurrency: streams at once, one setting each; max_tokens: of each answer;
+    answers: of each stream, one after the other; rounds: timed waves of each setting; warm_up:
+    rounds before them."""
 
     concurrency: tuple[int, ...] = (1, 4, 16)
     max_tokens: int = 64
+    answers: int = 2
     rounds: int = 5
     warm_up: int = 1
 
@@ -94,19 +96,21 @@ def measure(
             progress(number, plan.warm_up + plan.rounds)
             timed = number >= plan.warm_up
             for count in plan.concurrency:
-                chosen = [prompts[(number * count + i) % len(prompts)] for i in range(count)]
+                asked = count * plan.answers
+                chosen = [prompts[(number * asked + i) % len(prompts)] for i in range(asked)]
                 for setting in (s for s in settings if s.concurrency == count):
-                    wave = run(setting.draft, chosen, plan.max_tokens)
+                    wave = run(setting.draft, chosen, plan.max_tokens, count)
                     _require_same(answers, chosen, wave.streams, setting.draft)
                     if timed:
                         setting.waves.append(wave)
-                rate = _decode_rate(engine, chosen, plan.max_tokens)
+                rate = _decode_rate(engine, chosen[:count], plan.max_tokens)
                 if timed:
                     engine_rates[count].append(rate)
     progress(1, 1)
     plain = {setting.concurrency: setting for setting in settings if setting.draft == PLAIN}
     return {
         "max_tokens": plan.max_tokens,
+        "answers": plan.answers,
         "rounds": plan.rounds,
         "prompts": len(prompts),
         "prompt_tokens": round(statistics.mean(map(len, prompts)), 1),
@@ -126,7 +130,7 @@ def kv_tokens(prompts: Sequence[Sequence[int]], plan: Plan, page_size: int) -> i
 @contextmanager
 def _clients(
     addresses: Mapping[str, str],
-) -> Iterator[Callable[[str, Sequence[Sequence[int]], int], Wave]]:
+) -> Iterator[Callable[[str, Sequence[Sequence[int]], int, int], Wave]]:
     """A connection for each way of drafting; yields what runs one wave. The loop stands still
     between waves, so that nothing of this process disturbs the engine's own steps."""
     loop = asyncio.new_event_loop()
@@ -142,8 +146,8 @@ def _clients(
 
     try:
         loop.run_until_complete(connect())
-        yield lambda draft, prompts, max_tokens: loop.run_until_complete(
-            run_wave(clients[draft], prompts, max_tokens)
+        yield lambda draft, prompts, max_tokens, width: loop.run_until_complete(
+            run_wave(clients[draft], prompts, max_tokens, width=width)
         )
     finally:
         loop.run_until_complete(close())

@@ -38,30 +38,29 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """Generations that were sent at once."""
+    """Generations in the order in which they were asked for, `width` of them at a time: the first
+    ones at once, and another one as soon as one ends, while there are any."""
 
     streams: list[Stream]
+    width: int
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of all streams, from the moment they were sent to the last token."""
-        tokens = sum(count for stream in self.streams for _, count in stream.arrivals)
-        last = max(stream.arrivals[-1][0] for stream in self.streams)
-        return tokens / (last - min(stream.asked for stream in self.streams))
+        """Tokens of all streams while `width` of them are under way: from the moment when the
+        first ones were sent to the first end that no other one follows."""
+        ends = sorted(stream.arrivals[-1][0] for stream in self.streams)
+        stop = ends[len(ends) - self.width]
+        start = min(stream.asked for stream in self.streams)
+        return _tokens(self.streams, start, stop) / (stop - start)
 
     @property
     def decode_tokens_per_s(self) -> float | None:
-        """Tokens of all streams while every one of them decodes: from the first token of the last
-        to begin, to the last token of the first to end. None where there is no such time."""
-        start = max(stream.arrivals[0][0] for stream in self.streams)
-        stop = min(stream.arrivals[-1][0] for stream in self.streams)
-        tokens = sum(
-            count
-            for stream in self.streams
-            for moment, count in stream.arrivals
-            if start < moment <= stop
-        )
-        return tokens / (stop - start) if stop > start else None
+        """Tokens of the first streams while every one of them decodes: from the first token of the
+        last to begin, to the last token of the first to end. None where there is no such time."""
+        first = self.streams[: self.width]
+        start = max(stream.arrivals[0][0] for stream in first)
+        stop = min(stream.arrivals[-1][0] for stream in first)
+        return _tokens(first, start, stop) / (stop - start) if stop > start else None
 
 
 async def run_wave(
@@ -69,20 +68,36 @@ async def run_wave(
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
     *,
+    width: int | None = None,
     ignore_eos: bool = False,
 ) -> Wave:
-    """Asks for all prompts at once and waits for all answers; raises what the servers refuse."""
+    """Asks for all prompts, `width` at a time (None: all of them), and waits for all answers;
+    raises what the servers refuse."""
     common: GenerateParams = {"max_tokens": max_tokens, "ignore_eos": ignore_eos}
-    streams = [_follow(client, {"token_ids": prompt, **common}) for prompt in prompts]
-    return Wave(list(await asyncio.gather(*streams)))
+    width = width or len(prompts)
+    streams: list[Stream] = []
+    left = iter(prompts)
+
+    async def follow_each() -> None:
+        for prompt in left:  # shared: each prompt goes to whoever is free for it
+            stream = Stream(time.perf_counter(), GenerationStats())
+            streams.append(stream)
+            await _follow(client, stream, {"token_ids": prompt, **common})
+
+    await asyncio.gather(*(follow_each() for _ in range(width)))
+    return Wave(streams, width)
 
 
-async def _follow(client: AsyncClient, params: GenerateParams) -> Stream:
-    result = Stream(time.perf_counter(), GenerationStats())
+def _tokens(streams: Sequence[Stream], start: float, stop: float) -> int:
+    """What arrived after `start` and no later than `stop`."""
+    arrivals = (arrival for stream in streams for arrival in stream.arrivals)
+    return sum(count for moment, count in arrivals if start < moment <= stop)
+
+
+async def _follow(client: AsyncClient, result: Stream, params: GenerateParams) -> None:
     async with client.generate(**params) as stream:
         async for chunk in stream:
             if chunk.token_ids:
                 result.arrivals.append((time.perf_counter(), len(chunk.token_ids)))
     generation = await stream.result()
     result.stats, result.token_ids = generation.stats, generation.token_ids
-    return result

@@ -44,7 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="file of prompts, one JSON object a line, as for forerun generate; default: 16 texts",
     )
-    e2e.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of each stream")
+    e2e.add_argument("--max-tokens", type=int, default=64, metavar="N", help="of each answer")
+    e2e.add_argument(
+        "--answers",
+        type=int,
+        default=2,
+        metavar="N",
+        help="of each stream, which asks anew when one ends; default: 2",
+    )
     e2e.add_argument(
         "--concurrency",
         type=_counts,
@@ -144,8 +151,8 @@ def _measure_e2e(args: argparse.Namespace) -> dict[str, Any]:
     drafts = args.drafts or (*DEFAULT_DRAFTS, *(["standalone"] if args.draft_model else []))
     if args.draft_model and "standalone" not in drafts:
         raise CommandError(f"--draft-model goes with standalone, not with {', '.join(drafts)}")
-    check_at_least_one(args, "rounds")
-    plan = Plan(args.concurrency, args.max_tokens, args.rounds)
+    check_at_least_one(args, "rounds", "answers")
+    plan = Plan(args.concurrency, args.max_tokens, args.answers, args.rounds)
     path = args.model or default_model_path()
     options = LocalOptions(
         path,

@@ -35,7 +35,8 @@ def print_e2e(report: dict[str, Any]) -> None:
     console = Console()
     console.print(
         f"{_heading(report)}; {report['prompts']} prompts of {report['prompt_tokens']:.0f} tokens "
-        f"on average, {report['max_tokens']} tokens each, {report['rounds']} rounds"
+        f"on average, {report['answers']} answers of {report['max_tokens']} tokens a stream, "
+        f"{report['rounds']} rounds"
     )
     table = Table("drafts", "streams", "tokens/s", "times plain", "accepted a round")
     table.add_column("first token, ms\np50 / p90 / p99")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 from forerun.bench.e2e import Setting, _require_same
-from forerun.bench.streams import Stream, Wave
-from forerun.client import GenerationStats
+from forerun.bench.streams import Stream, Wave, run_wave
+from forerun.client import AsyncClient, GenerationStats
 
 
 def _stream(asked: float, *arrivals: tuple[float, int], **stats: int) -> Stream:
@@ -19,26 +25,69 @@ def test_tokens_that_arrive_together_share_their_wait() -> None:
     assert stream.inter_token_s == [1.0, 1.0, 1.0, 1.0]
 
 
-def test_rate_of_all_tokens_is_from_the_request_to_the_last_token() -> None:
-    wave = Wave([_stream(0.0, (1.0, 1), (5.0, 4)), _stream(0.0, (2.0, 1), (10.0, 4))])
-    assert wave.tokens_per_s == 1.0
+def test_rate_of_all_tokens_counts_while_all_streams_are_under_way() -> None:
+    streams = [
+        _stream(0.0, (1.0, 1), (4.0, 4)),
+        _stream(0.0, (2.0, 1), (10.0, 4)),  # ends last, and does not count by its end
+        _stream(4.0, (5.0, 2), (8.0, 2)),  # takes the place of the first; nobody takes its own
+    ]
+    assert Wave(streams, 2).tokens_per_s == (1 + 4 + 1 + 2 + 2) / 8.0
+    assert Wave(streams[:1], 1).tokens_per_s == 5 / 4.0
+
+
+class _Answers:
+    """A client whose answers come when they are told to, and which writes down who asked when."""
+
+    def __init__(self) -> None:
+        self.under_way: dict[int, asyncio.Event] = {}
+        self.most = 0
+
+    @asynccontextmanager
+    async def generate(self, *, token_ids: list[int], **_: object) -> AsyncIterator[_Answers]:
+        event = self.under_way[token_ids[0]] = asyncio.Event()
+        self.most = max(self.most, len(self.under_way))
+        await event.wait()
+        del self.under_way[token_ids[0]]
+        yield self
+
+    async def __aiter__(self) -> AsyncIterator[SimpleNamespace]:
+        yield SimpleNamespace(token_ids=[1])
+
+    async def result(self) -> SimpleNamespace:
+        return SimpleNamespace(stats=GenerationStats(), token_ids=(1,))
+
+
+async def test_the_next_prompt_is_asked_as_soon_as_an_answer_ends() -> None:
+    client = _Answers()
+    wave = asyncio.create_task(
+        run_wave(cast(AsyncClient, client), [[number] for number in range(4)], 1, width=2)
+    )
+    for ended, then in ((1, {0, 2}), (2, {0, 3}), (3, {0})):
+        await asyncio.sleep(0.01)
+        client.under_way[ended].set()
+        await asyncio.sleep(0.01)
+        assert client.under_way.keys() == then
+    client.under_way[0].set()
+    streams = (await wave).streams
+    assert client.most == 2 and len(streams) == 4
+    assert [s.asked for s in streams] == sorted(s.asked for s in streams)
 
 
 def test_rate_of_decoding_counts_only_what_arrives_while_all_decode() -> None:
     first = _stream(0.0, (1.0, 1), (2.0, 1), (3.0, 1), (4.0, 1))
     second = _stream(0.0, (2.0, 1), (4.0, 2), (9.0, 7))
     # From 2.0, exclusive, to 4.0: two tokens of the first, two of the second.
-    assert Wave([first, second]).decode_tokens_per_s == 2.0
+    assert Wave([first, second, _stream(2.5, (2.6, 9))], 2).decode_tokens_per_s == 2.0
 
 
 def test_no_rate_of_decoding_where_no_two_streams_meet() -> None:
-    wave = Wave([_stream(0.0, (1.0, 1), (2.0, 1)), _stream(0.0, (3.0, 1), (4.0, 1))])
+    wave = Wave([_stream(0.0, (1.0, 1), (2.0, 1)), _stream(0.0, (3.0, 1), (4.0, 1))], 2)
     assert wave.decode_tokens_per_s is None
 
 
 def test_figures_of_a_setting() -> None:
     def setting(draft: str, *seconds: float, **stats: int) -> Setting:
-        waves = [Wave([_stream(0.0, (s / 2, 1), (s, 1), **stats)]) for s in seconds]
+        waves = [Wave([_stream(0.0, (s / 2, 1), (s, 1), **stats)], 1) for s in seconds]
         return Setting(draft, 1, waves)
 
     plain = setting("none", 1.0, 2.0, 4.0)
