@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from draft_server.drafters.calibration import Calibration
-from forerun.obs.process_info import register_process_info
+from forerun.obs.process_info import server_registry
 from forerun.stats import SessionStats
 
 # A round takes from half a millisecond to two seconds; a first token waits for a prefill.
@@ -35,11 +35,12 @@ class DraftMetrics:
     accepted / drafted_nodes: the bonus token is in neither."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = server_registry()
         self.rounds = self._counter("rounds", "Rounds with at least one proposed node.")
         self.plain_steps = self._counter("plain_steps", "Steps of plain decoding.")
         self.drafted_nodes = self._counter("drafted_nodes", "Proposed nodes, roots not counted.")
         self.accepted = self._counter("accepted", "Accepted nodes, bonus tokens not counted.")
+        self.bonus = self._counter("bonus", "Tokens of the target behind a tree's accepted ones.")
         self.drafted_by_depth = self._counter(
             "drafted_by_depth", "Rounds that proposed a node of this depth.", "depth"
         )
@@ -51,11 +52,12 @@ class DraftMetrics:
         self.stale = self._counter("stale", "Replies dropped since they were out of date.", "kind")
         self.finished = self._counter("finished", "Generations that ended.", "reason")
         self.reopened = self._counter("reopened", "Sessions opened again after a lost stream.")
-        self.sessions = Gauge("forerun_draft_sessions", "Open generations.", registry=self.registry)
-        self.verifier_up = Gauge(
-            "forerun_draft_verifier_up",
-            "1 while connected to a verify server that was checked.",
-            registry=self.registry,
+        self.sessions = self._gauge("sessions", "Open generations.")
+        self.trees_in_flight = self._gauge(
+            "trees_in_flight", "Trees with a proposed node that were sent and have no verdict yet."
+        )
+        self.verifier_up = self._gauge(
+            "verifier_up", "1 while connected to a verify server that was checked."
         )
         self.first_token_seconds = self._histogram(
             "first_token_seconds",
@@ -80,7 +82,6 @@ class DraftMetrics:
             "Accepted nodes of a round that proposed some, the bonus token not counted.",
             LENGTH_BUCKETS,
         )
-        register_process_info(self.registry)
         # A rate of what never happened is 0, not missing.
         for counter, values in (
             (self.fallback, FALLBACKS),
@@ -95,6 +96,7 @@ class DraftMetrics:
         self.rounds.inc(stats.rounds)
         if stats.rounds:
             self.accepted_length.observe(stats.accepted)
+            self.bonus.inc(stats.emitted - stats.accepted)
         self.plain_steps.inc(stats.plain_steps)
         self.drafted_nodes.inc(stats.drafted)
         self.accepted.inc(stats.accepted)
@@ -120,6 +122,9 @@ class DraftMetrics:
 
     def _counter(self, name: str, description: str, *labels: str) -> Counter:
         return Counter(f"forerun_draft_{name}", description, labels, registry=self.registry)
+
+    def _gauge(self, name: str, description: str) -> Gauge:
+        return Gauge(f"forerun_draft_{name}", description, registry=self.registry)
 
     def _histogram(self, name: str, description: str, buckets: Sequence[float]) -> Histogram:
         full = f"forerun_draft_{name}"

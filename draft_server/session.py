@@ -113,7 +113,8 @@ class Session:
         self._end(FinishReason.FINISH_REASON_CANCELLED)
 
     def open_message(self) -> verify_pb2.Open | None:
-        self._phase, self._wanted, self._tree = Phase.OPENING, False, None
+        self._phase, self._wanted = Phase.OPENING, False
+        self._sent(None)
         reason = self._end_reason()
         if reason is not None:  # the stream broke between the last token and Finished
             self._finish(reason)
@@ -194,7 +195,7 @@ class Session:
         failure = from_status(error.status)
         if not error.session_ended:
             self._metrics.fallback.labels("tree_refused").inc()
-            self._tree = None
+            self._sent(None)
         elif not isinstance(failure, (SessionNotFound, SessionLost, Unavailable)):
             self.fail(failure, cancel=False)
         else:
@@ -234,7 +235,8 @@ class Session:
 
     def _next_round(self, granted: tree_pb2.Budget) -> None:
         self._round += 1
-        self._wanted, self._tree = False, None
+        self._wanted = False
+        self._sent(None)
         if self._phase is not Phase.DECODING or self._handle is None or self._end_reason():
             return
         if not granted.nodes or not granted.depth:
@@ -260,15 +262,23 @@ class Session:
         if tree is None:
             self._metrics.fallback.labels(reason).inc()
         self._wanted = False
-        self._tree = tree or Tree.root_only(self._committed[-1])
+        tree = tree or Tree.root_only(self._committed[-1])
+        self._sent(tree)
         message = verify_pb2.SessionTree(
             session=self.number,
             round=self._round,
             committed_len=len(self._committed),
-            tree=tree_to_pb(self._tree),
+            tree=tree_to_pb(tree),
         )
         self._sent_at = time.monotonic()
         self._stream.send_tree(message)
+
+    def _sent(self, tree: Tree | None) -> None:
+        """Keeps the tree that is on its way, None where there is none any more."""
+        before, self._tree = self._tree, tree
+        for each, change in ((before, -1), (tree, 1)):
+            if each is not None and each.num_nodes:
+                self._metrics.trees_in_flight.inc(change)
 
     def _end_reason(self) -> FinishReason.ValueType | None:
         """Why the output ends where it stands, by the rules of the verify server."""
@@ -301,6 +311,7 @@ class Session:
 
     def _release(self, reason: str, *, cancel: bool) -> None:
         self._phase, self._wanted = Phase.ENDED, False
+        self._sent(None)
         self._metrics.sessions.dec()
         self._metrics.finished.labels(reason).inc()
         self._stream.remove(self, cancel=cancel)

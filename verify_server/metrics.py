@@ -2,17 +2,17 @@
 
 Counters alone, so that every rate is a quotient of two of them: acceptance rate is
 accepted / drafted_nodes, mean accepted length accepted / rounds, and at depth d
-accepted_by_depth{d} / drafted_by_depth{d}. The bonus token is in emitted alone. Nothing is
-labelled by session.
+accepted_by_depth{d} / drafted_by_depth{d}. The bonus token is in emitted and bonus alone. Nothing
+is labelled by session.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 
-from forerun.obs.process_info import register_process_info
+from forerun.obs.process_info import server_registry
 from forerun.stats import SessionStats
 from verify_server.sessions import Dropped, Phase
 
@@ -26,10 +26,11 @@ class Metrics:
     """What is counted; `registry` is what an HTTP endpoint serves."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
+        self.registry = server_registry()
         self._rounds = self._counter("rounds", "Rounds with at least one proposed node.")
         self._drafted = self._counter("drafted_nodes", "Nodes verified, roots not counted.")
         self._accepted = self._counter("accepted", "Accepted nodes, cut where a session ended.")
+        self._bonus = self._counter("bonus", "Tokens of the target behind a tree's accepted ones.")
         self._accepted_by_depth = self._counter(
             "accepted_by_depth", "Rounds that accepted a node of this depth.", "depth"
         )
@@ -68,7 +69,6 @@ class Metrics:
         self._rows_per_step = self._histogram(
             "rows_per_step", "Rows of one step, of all sessions.", ROW_BUCKETS
         )
-        register_process_info(self.registry)
         self._step_seconds = self._histogram("step_seconds", "Duration of one step.", STEP_BUCKETS)
         for reason in Dropped:
             self._stale.labels(reason.value)
@@ -84,6 +84,9 @@ class Metrics:
             self._drafted_by_depth.labels(depth).inc(rounds)
         for depth, rounds in enumerate(counts.accepted_by_depth, start=1):
             self._accepted_by_depth.labels(depth).inc(rounds)
+
+    def record_bonus(self, tokens: int) -> None:
+        self._bonus.inc(tokens)
 
     def record_dropped(self, reason: Dropped) -> None:
         self._stale.labels(reason.value).inc()

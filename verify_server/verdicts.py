@@ -186,6 +186,8 @@ class Judge:
         self._metrics.record_queue(timing.queue_ns / 1e9)
         session.stats.record_round(tree, accepted, ruling.emitted)
         moment.counts.record_round(tree, accepted, ruling.emitted)
+        if tree.num_nodes:
+            self._metrics.record_bonus(ruling.emitted - accepted)
         if session.granted.nodes == 0:
             session.pace.record_plain_step()
         elif tree.num_nodes:

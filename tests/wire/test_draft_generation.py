@@ -19,6 +19,7 @@ from tests.fixtures.drafting import (
     tiny_tokenizer,
 )
 from tests.fixtures.scripted_target import decode_plainly, hash_next, script_next
+from tests.fixtures.scripted_verifier import Live
 
 PROMPT = "hello a"
 PROMPT_IDS = list(PROMPT.encode())
@@ -70,16 +71,24 @@ async def test_counts_and_metrics_add_up() -> None:
         good = next(accepts)
         return Tree.chain([*right[: good + 1], *(1 for _ in range(4 - good))])
 
+    in_flight: list[float] = []
+
+    async def look(_: Live) -> None:
+        in_flight.append(pair.sample("trees_in_flight"))
+
     async with drafting_pair(drafter=ScriptedDrafter(propose)) as pair:
+        pair.verifier.before_round = look
         answer = await pair.client.complete(PROMPT, max_tokens=10)
         stats = answer.stats
         assert (stats.rounds, stats.drafted, stats.accepted, stats.emitted) == (3, 12, 6, 10)
+        assert in_flight == [1, 1, 1] and pair.sample("trees_in_flight") == 0
         assert stats.drafted_by_depth == [3, 3, 3, 3]
         assert stats.accepted_by_depth == [2, 2, 1, 1]
         assert stats.mean_accepted_length == 2.0
         assert pair.sample("rounds_total") == 3
         assert pair.sample("drafted_nodes_total") == 12
         assert pair.sample("accepted_total") == 6
+        assert pair.sample("bonus_total") == 3
         assert pair.sample("accepted_by_depth_total", depth="4") == 1
         assert pair.sample("emitted_total") == 10
         assert pair.sample("finished_total", reason="length") == 1

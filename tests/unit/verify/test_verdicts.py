@@ -115,6 +115,7 @@ def test_rates_of_scripted_rounds() -> None:
     assert metrics.value("drafted_nodes_total") == 12
     assert metrics.value("accepted_total") == 6
     assert metrics.value("emitted_total") == 10
+    assert metrics.value("bonus_total") == 3
     assert metrics.value("plain_steps_total") == 0
     by_depth = [metrics.value("accepted_by_depth_total", depth=str(d)) for d in (1, 2, 3, 4, 5)]
     assert by_depth == [2, 2, 1, 1, 0]
