@@ -26,6 +26,7 @@ from draft_server.drafters.calibrated import CalibratedDrafter
 from draft_server.drafters.calibration import Calibration
 from draft_server.drafters.ngram import NgramDrafter
 from draft_server.metrics import DraftMetrics
+from tests.docs.pages import all_blocks
 from tests.fixtures.servers import Running, servers
 from tests.fixtures.tiny import shared_checkpoint
 from verify_server.config import VerifyConfig
@@ -56,9 +57,8 @@ def queries() -> Iterator[tuple[str, str]]:
         for panel in panels(dashboard):
             for target in panel["targets"]:
                 yield f"{dashboard.stem}: {panel['title']} {target['refId']}", target["expr"]
-    blocks = re.findall(r"```promql\n(.*?)```", METRICS.read_text(), re.DOTALL)
-    for number, block in enumerate(blocks, start=1):
-        yield f"metrics.md: query {number}", block
+    for block in all_blocks("promql"):
+        yield block.place, block.text
 
 
 def families() -> set[str]:
