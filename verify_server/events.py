@@ -108,10 +108,11 @@ class KvState:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Nanoseconds from receipt until the step began, and of the step itself."""
+    """Nanoseconds from receipt until the step began, and of the step itself; when it began."""
 
     queue_ns: int
     verify_ns: int
+    began_ns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,7 +258,8 @@ class Judge:
 
 
 def _timing(since_ns: int, moment: _Moment) -> Timing:
-    return Timing(max(0, moment.began_ns - since_ns), moment.now_ns - moment.began_ns)
+    queue_ns, verify_ns = moment.began_ns - since_ns, moment.now_ns - moment.began_ns
+    return Timing(max(0, queue_ns), verify_ns, moment.began_ns)
 
 
 def _rule_prompt(session: Session, count: int, out: RowsOut) -> tuple[_Ruling, int] | None:
