@@ -31,6 +31,8 @@ from forerun.models import Tokenizer, default_model_path, load_tokenizer
 from forerun.obs.isa_info import register_isa_info
 from forerun.obs.metrics_port import serve_metrics
 from forerun.obs.progress import progress
+from forerun.obs.span_names import DRAFT_SERVICE
+from forerun.obs.tracing import Tracer, open_tracer
 from forerun.transport import (
     Security,
     bearer_metadata,
@@ -49,7 +51,8 @@ HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 class DraftServer:
     """A draft server on the running event loop.
 
-    tokenizer and drafter: in place of those that the config names. `address` is where it listens
+    tokenizer and drafter: in place of those that the config names. tracer: what records its
+    requests, nothing by default. `address` is where it listens
     (a port of 0 becomes the one that was chosen) and `metrics_address` where metrics are served,
     both known after `start`.
     """
@@ -60,8 +63,10 @@ class DraftServer:
         *,
         tokenizer: Tokenizer | None = None,
         drafter: Drafter[Any] | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.config = config
+        self._tracer = tracer or Tracer()
         self.metrics = DraftMetrics()
         self.address = ""
         self.metrics_address = ""
@@ -110,7 +115,12 @@ class DraftServer:
             on_ready=self._on_ready,
         )
         self._servicer = GenerateServicer(
-            tokenizer, self.stream, self.drafting, self.metrics, config.max_message_bytes
+            tokenizer,
+            self.stream,
+            self.drafting,
+            self.metrics,
+            config.max_message_bytes,
+            self._tracer,
         )
         self._server = grpc.aio.server(
             options=server_options(config.max_message_bytes),
@@ -145,6 +155,7 @@ class DraftServer:
         if self._metrics_server is not None:
             self._metrics_server.shutdown()
             self._metrics_server.server_close()
+        await self._tracer.close()
 
     def _start_metrics(self) -> None:
         if self.config.metrics_port is not None:
@@ -172,7 +183,7 @@ async def serve(config: DraftConfig) -> None:
     short."""
     signals = asyncio.Semaphore(0)
     loop = asyncio.get_running_loop()
-    server = DraftServer(config)
+    server = DraftServer(config, tracer=open_tracer(config.tracing, DRAFT_SERVICE))
     await server.start()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.release)

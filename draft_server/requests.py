@@ -10,7 +10,6 @@ from typing import Protocol
 
 from draft_server.session import Generation
 from forerun.errors import InvalidArgument
-from forerun.trace import valid_traceparent
 from forerun.v1 import generate_pb2, verify_pb2
 
 ROLES = ("system", "user", "assistant")
@@ -74,7 +73,6 @@ def read_generation(
         ignore_eos=request.ignore_eos,
         plain=request.plain,
         deadline=deadline,
-        traceparent=valid_traceparent(request.traceparent),
     )
 
 

@@ -18,11 +18,14 @@ from draft_server.metrics import DraftMetrics
 from draft_server.output import Chunk
 from draft_server.requests import read_generation, tokenize
 from draft_server.session import Session
+from draft_server.spans import ending
 from draft_server.stops import OutputText
 from draft_server.verifier_stream import VerifierStream
 from forerun import __version__
 from forerun.errors import ForerunError, InvalidArgument, Unavailable, to_status
 from forerun.models import TextStream, Tokenizer
+from forerun.obs import span_names as names
+from forerun.obs.tracing import Span, Tracer
 from forerun.v1 import generate_pb2
 from forerun.v1.generate_pb2_grpc import GenerateServiceServicer
 from forerun.wire import stats_to_pb
@@ -45,6 +48,7 @@ class GenerateServicer(GenerateServiceServicer):
         drafting: DraftingThread,
         metrics: DraftMetrics,
         max_message_bytes: int,
+        tracer: Tracer,
     ) -> None:
         self.draining = False
         self._tokenizer = tokenizer
@@ -52,6 +56,7 @@ class GenerateServicer(GenerateServiceServicer):
         self._drafting = drafting
         self._metrics = metrics
         self._max_message_bytes = max_message_bytes
+        self._tracer = tracer
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, "forerun-text")
 
     async def Generate(  # type: ignore[override]  # the stub knows generators only
@@ -64,16 +69,18 @@ class GenerateServicer(GenerateServiceServicer):
         # Writes rather than yields: a generator would be left suspended when the call is cancelled,
         # and the session open until it is collected.
         received = time.monotonic()
+        span = self._tracer.start(names.REQUEST, request.traceparent, int(1e9 * received))
         async with _reporting(context):
-            session, prompt_tokens = await self._open(request, context, received)
-            try:
-                session.start()
-                async for chunk in session.output.chunks():
-                    self._metrics.emitted.inc(len(chunk.token_ids))
-                    await context.write(_response(chunk, prompt_tokens))
-                    prompt_tokens = 0
-            finally:
-                session.close()
+            with ending(span):
+                session, prompt_tokens = await self._open(request, context, received, span)
+                try:
+                    session.start()
+                    async for chunk in session.output.chunks():
+                        self._metrics.emitted.inc(len(chunk.token_ids))
+                        await context.write(_response(chunk, prompt_tokens))
+                        prompt_tokens = 0
+                finally:
+                    session.close()
 
     async def GetModelInfo(
         self, request: generate_pb2.GetModelInfoRequest, context: Any
@@ -121,7 +128,7 @@ class GenerateServicer(GenerateServiceServicer):
             return generate_pb2.DetokenizeResponse(text=text)
 
     async def _open(
-        self, request: generate_pb2.GenerateRequest, context: Any, received: float
+        self, request: generate_pb2.GenerateRequest, context: Any, received: float, span: Span
     ) -> tuple[Session, int]:
         """The session of a request, not started yet, and the length of its prompt."""
         if self.draining:
@@ -131,6 +138,13 @@ class GenerateServicer(GenerateServiceServicer):
         generation = await self._in_thread(
             lambda: read_generation(request, self._tokenizer, target, deadline)
         )
+        span.set(
+            {
+                names.PROMPT_TOKENS: len(generation.prompt_ids),
+                names.MAX_TOKENS: generation.max_tokens,
+                names.METHOD: "none" if generation.plain else self._drafting.drafter.info.name,
+            }
+        )
         session = Session(
             generation,
             OutputText(TextStream(self._tokenizer), request.stop),
@@ -139,6 +153,7 @@ class GenerateServicer(GenerateServiceServicer):
             self._metrics,
             target.eos_token_ids,
             received,
+            span,
         )
         return session, len(generation.prompt_ids)
 

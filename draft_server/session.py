@@ -14,6 +14,7 @@ from enum import Enum
 from draft_server.drafting import DraftHandle, DraftingThread, HiddenStates
 from draft_server.metrics import DraftMetrics
 from draft_server.output import Final, Output
+from draft_server.spans import record_round
 from draft_server.stops import OutputText
 from draft_server.verifier_stream import VerifierStream
 from forerun.errors import (
@@ -24,6 +25,8 @@ from forerun.errors import (
     Unavailable,
     from_status,
 )
+from forerun.obs.span_names import FINISH_REASON, FIRST_TOKEN_NS, counts
+from forerun.obs.tracing import Span
 from forerun.stats import SessionStats
 from forerun.tree import Budget, Tree
 from forerun.v1 import tree_pb2, verify_pb2
@@ -49,7 +52,6 @@ class Generation:
     ignore_eos: bool = False
     plain: bool = False
     deadline: float | None = None
-    traceparent: str = ""
 
 
 class Phase(Enum):
@@ -62,6 +64,7 @@ class Session:
     """A generation that is under way; `output` is what its client reads.
 
     number: its name on the present stream. received: when the request came, time.monotonic().
+    span: of the request; it is told what there is to tell, and ended by the call.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Session:
         metrics: DraftMetrics,
         eos_token_ids: Sequence[int],
         received: float,
+        span: Span,
     ) -> None:
         self.number = 0
         self.output = Output()
@@ -85,15 +89,19 @@ class Session:
         self._stop_ids = frozenset(eos) | frozenset(generation.stop_token_ids)
         self._patience_us = min(int(1e6 * PATIENCE * drafting.timeout_s), 0xFFFFFFFF)
         self._received = received
+        self._span = span
         self._first_token_at = self._last_token_at = self._sent_at = 0.0
         self._committed = list(generation.prompt_ids)
         self._phase = Phase.OPENING
         self._stats = SessionStats()
         self._opened = 0  # times in a row that brought no token
-        # Of the round that is on: its number, whether a tree is wanted, and the one that was sent.
+        # Of the round that is on: its number, what it was granted, whether a tree is wanted, the
+        # one that was sent, and why there is none.
         self._round = 0
+        self._granted = tree_pb2.Budget()
         self._wanted = False
         self._tree: Tree | None = None
+        self._fallback = ""
         # What the drafter has not been told yet; while it is not asked it is told nothing.
         self._untold: list[int] = []
         self._handle: DraftHandle | None = None
@@ -140,7 +148,7 @@ class Session:
             # By then every round is answered, if only to say that nothing is proposed.
             patience_us=self._patience_us if self._handle else 0,
             hidden_taps=self._drafting.drafter.info.hidden_taps if self._handle else (),
-            traceparent=self._generation.traceparent,
+            traceparent=self._span.traceparent,
         )
 
     def on_hidden_states(self, hidden: verify_pb2.HiddenStates) -> None:
@@ -178,7 +186,7 @@ class Session:
         tree = self._tree or Tree.root_only(self._committed[-1])
         if verdict.plain:
             if self._wanted:
-                self._metrics.fallback.labels("draft_late").inc()
+                self._fall_back("draft_late")
             elif tree.num_nodes:
                 self._stats.stale_trees += 1
         # What was not verified was not drafted, as far as rates go.
@@ -194,7 +202,7 @@ class Session:
     def on_error(self, error: verify_pb2.SessionError) -> None:
         failure = from_status(error.status)
         if not error.session_ended:
-            self._metrics.fallback.labels("tree_refused").inc()
+            self._fall_back("tree_refused")
             self._sent(None)
         elif not isinstance(failure, (SessionNotFound, SessionLost, Unavailable)):
             self.fail(failure, cancel=False)
@@ -213,7 +221,9 @@ class Session:
         self._opened = 0
         if not self._first_token_at:
             self._first_token_at = self._last_token_at
-            self._metrics.first_token_seconds.observe(self._first_token_at - self._received)
+            seconds = self._first_token_at - self._received
+            self._metrics.first_token_seconds.observe(seconds)
+            self._span.set({FIRST_TOKEN_NS: int(1e9 * seconds)})
         piece = self._text.push(block)
         block, accepted = block[: piece.num_tokens], min(accepted, piece.num_tokens)
         if tree is not None and block:
@@ -229,12 +239,16 @@ class Session:
             round_ = SessionStats()
             round_.record_round(tree, accepted, len(block))
             self._metrics.record(round_)
+            if self._span.recording:
+                times = before, self._sent_at, self._last_token_at
+                record_round(self._span, self._round, round_, self._granted, self._fallback, times)
         self.output.put(block, accepted, piece.text)
         if piece.stopped:
             self._end(FinishReason.FINISH_REASON_STOP)
 
     def _next_round(self, granted: tree_pb2.Budget) -> None:
         self._round += 1
+        self._granted, self._fallback = granted, ""
         self._wanted = False
         self._sent(None)
         if self._phase is not Phase.DECODING or self._handle is None or self._end_reason():
@@ -260,7 +274,7 @@ class Session:
             self._metrics.stale.labels("draft").inc()
             return
         if tree is None:
-            self._metrics.fallback.labels(reason).inc()
+            self._fall_back(reason)
         self._wanted = False
         tree = tree or Tree.root_only(self._committed[-1])
         self._sent(tree)
@@ -279,6 +293,10 @@ class Session:
         for each, change in ((before, -1), (tree, 1)):
             if each is not None and each.num_nodes:
                 self._metrics.trees_in_flight.inc(change)
+
+    def _fall_back(self, reason: str) -> None:
+        self._fallback = reason
+        self._metrics.fallback.labels(reason).inc()
 
     def _end_reason(self) -> FinishReason.ValueType | None:
         """Why the output ends where it stands, by the rules of the verify server."""
@@ -300,6 +318,7 @@ class Session:
             return
         name = FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
         self._release(name, cancel=cancel)
+        self._span.set({FINISH_REASON: name})
         now = time.monotonic()
         final = Final(
             reason=reason,
@@ -314,6 +333,7 @@ class Session:
         self._sent(None)
         self._metrics.sessions.dec()
         self._metrics.finished.labels(reason).inc()
+        self._span.set(counts(self._stats))
         self._stream.remove(self, cancel=cancel)
         if self._handle is not None:
             self._drafting.close(self._handle)

@@ -79,12 +79,13 @@ class Settings:
         for item in _fields(cls):
             help = item.metadata["help"].replace("%", "%%")
             if item.type == "bool":
+                act = help.removeprefix("whether to ")
                 parser.add_argument(
-                    f"--no-{item.name}",
+                    f"--no-{item.name}" if item.default else _flag(item),
                     dest=item.name,
                     action="store_const",
-                    const=False,
-                    help=f"do not {help.removeprefix('whether to ')}",
+                    const=not item.default,
+                    help=f"do not {act}" if item.default else act,
                 )
                 continue
             default = "" if item.default is None else f" (default: {item.default})"

@@ -19,6 +19,8 @@ from forerun.engine import isa_report
 from forerun.errors import Unavailable
 from forerun.obs.isa_info import register_isa_info
 from forerun.obs.metrics_port import serve_metrics
+from forerun.obs.span_names import VERIFY_SERVICE
+from forerun.obs.tracing import Tracer, open_tracer
 from forerun.transport import Security, server_options
 from forerun.v1 import verify_pb2
 from forerun.v1.verify_pb2_grpc import add_VerifyServiceServicer_to_server
@@ -40,15 +42,17 @@ CLOSE_S = 2.0
 
 
 class VerifyServer:
-    """A verify server on the running event loop, for one target.
+    """A verify server on the running event loop, for one target. tracer: what records its sessions,
+    nothing by default.
 
     `address` is where it listens (a port of 0 becomes the one that was chosen), and
     `metrics_address` where metrics are served, both known after `start`. Raises ValueError where
     the settings do not fit the engine or each other, or FORERUN_ISA names a level that cannot run.
     """
 
-    def __init__(self, target: Target, config: VerifyConfig) -> None:
+    def __init__(self, target: Target, config: VerifyConfig, tracer: Tracer | None = None) -> None:
         self.config = config
+        self._tracer = tracer or Tracer()
         self.metrics = Metrics()
         levels = [(level["name"], level["reason"]) for level in isa_report()["levels"]]
         register_isa_info(self.metrics.registry, target.engine.info.isa, levels)
@@ -63,7 +67,9 @@ class VerifyServer:
             metrics=self.metrics,
         )
         description = target.describe(config, self.scheduler.admission.max_context)
-        self.servicer = VerifyServicer(description, target.vocabulary, config.outbox_bytes)
+        self.servicer = VerifyServicer(
+            description, target.vocabulary, config.outbox_bytes, self._tracer
+        )
         self.metrics.streams.set_function(lambda: self.servicer.num_streams)
         self._thread = EngineThread(
             self.scheduler, target.engine, self.servicer.deliver, self._on_engine_failure
@@ -134,6 +140,7 @@ class VerifyServer:
         if self._metrics_server is not None:
             self._metrics_server.shutdown()
             self._metrics_server.server_close()
+        await self._tracer.close()
         logger.info("stopped")
 
     def hurry(self) -> None:
@@ -177,8 +184,9 @@ class VerifyServer:
 async def serve(config: VerifyConfig) -> None:
     """Runs a verify server until SIGTERM or SIGINT, then drains it; a second signal cuts that
     short."""
+    tracer = open_tracer(config.tracing, VERIFY_SERVICE)
     target = await asyncio.to_thread(load_target, config)
-    server = VerifyServer(target, config)
+    server = VerifyServer(target, config, tracer)
     await server.start()
     stop = asyncio.Event()
 

@@ -112,6 +112,11 @@ class VerifyConfig(Settings):
         minimum=0,
         maximum=MAX_PORT,
     )
+    tracing: bool = setting(
+        False,
+        "whether to export a trace of each request by OpenTelemetry, as OTEL_ variables say",
+        parse_bool,
+    )
     reflection: bool = setting(True, "whether to serve gRPC reflection", parse_bool)
     tls_cert: str | None = setting(None, "PEM file: the certificate chain", metavar="PATH")
     tls_key: str | None = setting(None, "PEM file: the private key", metavar="PATH")

@@ -13,11 +13,13 @@ import grpc
 from grpc_status import rpc_status
 
 from forerun.errors import InvalidArgument, Unavailable, to_status
+from forerun.obs.tracing import Tracer
 from forerun.v1 import verify_pb2 as pb
 from forerun.v1.verify_pb2_grpc import VerifyServiceServicer
 from verify_server.engine_thread import EngineThread
 from verify_server.events import CloseStream, StepOutput
 from verify_server.messages import decode, encode, num_entries
+from verify_server.spans import SessionSpans
 from verify_server.streams import Stream
 
 logger = logging.getLogger(__name__)
@@ -33,11 +35,16 @@ class VerifyServicer(VerifyServiceServicer):
     engine_thread: EngineThread
 
     def __init__(
-        self, target: pb.GetTargetInfoResponse, vocabulary: list[bytes], outbox_bytes: int
+        self,
+        target: pb.GetTargetInfoResponse,
+        vocabulary: list[bytes],
+        outbox_bytes: int,
+        tracer: Tracer,
     ) -> None:
         self._target = target
         self._vocabulary = vocabulary
         self._outbox_bytes = outbox_bytes
+        self._spans = SessionSpans(tracer)
         self._numbers = itertools.count(1)
         self._streams: dict[int, Stream] = {}
         self._drain: pb.Drain | None = None
@@ -82,6 +89,7 @@ class VerifyServicer(VerifyServiceServicer):
         """Takes what one step produced; one message a stream."""
         for number, stream_output in output.items():
             stream = self._streams.get(number)
+            self._spans.record(number, stream_output)
             if stream is not None and not stream.put(encode(stream_output)):
                 logger.warning("stream %d: its reader is too slow", number)
                 self._close(stream)
@@ -109,7 +117,9 @@ class VerifyServicer(VerifyServiceServicer):
                 self._check_instance(request)
                 entries = num_entries(request, self._target.limits.max_entries)
                 stream.read(entries, request.ByteSize())
-                events = decode(request, stream.number, time.monotonic_ns())
+                received_ns = time.monotonic_ns()
+                self._spans.open(stream.number, request.opens, received_ns)
+                events = decode(request, stream.number, received_ns)
                 self.engine_thread.submit(events, stream.handled)
                 await stream.may_read()
         except (InvalidArgument, Unavailable) as error:
@@ -132,5 +142,6 @@ class VerifyServicer(VerifyServiceServicer):
 
     def _close(self, stream: Stream) -> None:
         if self._streams.pop(stream.number, None) is not None:
+            self._spans.close(stream.number)
             self.engine_thread.submit([CloseStream(stream.number)])
             logger.info("stream %d: closed", stream.number)

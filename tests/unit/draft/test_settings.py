@@ -38,6 +38,8 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_default() -> None:
     assert parse("--draft", "ngram", FORERUN_DRAFT_DRAFT="none").draft == "ngram"
     assert parse(FORERUN_DRAFT_REFLECTION="false").reflection is False
     assert parse("--no-reflection").reflection is False
+    assert (parse().tracing, parse("--tracing").tracing) == (False, True)
+    assert parse(FORERUN_DRAFT_TRACING="yes").tracing is True
     assert "draft=ngram" in parse().describe()
 
 

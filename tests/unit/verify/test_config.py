@@ -27,6 +27,7 @@ def test_defaults_flags_and_environment() -> None:
     assert not config.reflection
     assert parse("--max-nodes", "8", **environment).max_nodes == 8
     assert not parse("--no-reflection").reflection
+    assert parse("--tracing").tracing and parse(FORERUN_VERIFY_TRACING="1").tracing
 
 
 def test_an_unknown_variable_is_an_error() -> None:
