@@ -114,7 +114,8 @@ def _head(
 
     path = settings.target or default_model_path()
     with open_checkpoint(path) as target, _open_head(name, settings, path, target.config) as head:
-        running = DraftHead.load(head, target, engine_config(settings, target))
+        vocab_size = min(tokenizer.vocab_size, target.config.vocab_size)
+        running = DraftHead.load(head, target, engine_config(settings, target, vocab_size))
     return CalibratedDrafter(HeadDrafter(name, running, settings.min_product))
 
 

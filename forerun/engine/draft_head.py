@@ -6,8 +6,10 @@ tree. This side keeps the books, as for a target's engine.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,10 +79,11 @@ class DraftHead:
     ) -> DraftHead:
         """Reads the weights, from the target those that the head shares with it.
 
-        top_k: children of a node at most. Raises ValueError for what cannot run, naming it, and
-        MemoryError for what does not fit.
+        top_k: children of a node at most. Ids from config.vocab_size on are never proposed. Raises
+        ValueError for what cannot run, naming it, and MemoryError for what does not fit.
         """
         shape = head.config
+        kept = head.draft_ids < (config.vocab_size or shape.vocab_size)
         weights = _native.HeadWeights(
             feature_size=len(shape.taps) * shape.target_hidden_size,
             hidden_size=shape.hidden_size,
@@ -93,17 +96,16 @@ class DraftHead:
             fused=shape.fused,
             passes_norm=shape.passes_norm,
             normed_residual=shape.normed_residual,
-            draft_ids=head.draft_ids.tolist(),
+            draft_ids=head.draft_ids[kept].tolist(),
         )
         for part, size in head.parts.items():
             if len(size) == 1:
                 weights.load_vector(part, head.read_rows(part, 0, size[0]))
             else:
-                for start, stop in row_blocks(*size):
-                    weights.load_rows(part, start, head.read_rows(part, start, stop))
+                _load_matrix(weights, part, size, partial(head.read_rows, part), kept)
         for part, name in head.from_target.items():
-            for start, stop in row_blocks(*target.tensor_shapes[name]):
-                weights.load_rows(part, start, target.read_rows(name, start, stop))
+            size = target.tensor_shapes[name]
+            _load_matrix(weights, part, size, partial(target.read_rows, name), kept)
         weights.check_complete()
 
         native_options = native_config(config)
@@ -172,3 +174,21 @@ class DraftHead:
         """Frees all pages of a sequence, which is not used again; idempotent."""
         sequence.length = 0
         self._pool.shrink(sequence, 0)
+
+
+def _load_matrix(
+    weights: _native.HeadWeights,
+    part: str,
+    size: tuple[int, ...],
+    read: Callable[[int, int], NDArray[np.uint16]],
+    kept: NDArray[np.bool_],
+) -> None:
+    """kept: of the head's rows, those to load; of every other part it is all."""
+    loaded = 0
+    for start, stop in row_blocks(*size):
+        rows = read(start, stop)
+        if part == "head":
+            rows = rows[kept[start:stop]]
+        if len(rows):
+            weights.load_rows(part, loaded, rows)
+            loaded += len(rows)

@@ -62,6 +62,22 @@ def test_probabilities_are_those_of_the_plain_reading(kind: str, tmp_path: Path)
             assert probability == pytest.approx(expected[path[-1]], abs=1e-4)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_is_never_proposed(kind: str, tmp_path: Path) -> None:
+    """As if the vocabulary ended in the middle: the ids behind it take no part at all."""
+    target, head = load_fused(tmp_path, kind, dtype="float32", vocab_size=40)
+    prompt = random_prompts(1, min_length=20, num_ids=40, seed=5)[0]
+    features = features_of(target, head.info.taps, prompt)
+    floats = (features.astype(np.uint32) << 16).view(np.float32)
+    shares = np.asarray(FusedReference(target, kind, floats, prompt[1:]).probabilities([]))[:40]
+    drafted = draft(head, features, prompt)
+    assert len(drafted.token_ids) == 12 and (drafted.token_ids < 40).all()
+    first = drafted.token_ids[drafted.parents < 0]
+    wanted = shares[first] / shares.sum()
+    assert drafted.probabilities[drafted.parents < 0] == pytest.approx(wanted, abs=1e-4)
+    assert shares[first[0]] == shares.max()
+
+
 @pytest.mark.parametrize("isa", ISA_LEVELS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_cache_made_in_pieces_is_that_of_a_fresh_head(
