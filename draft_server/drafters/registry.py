@@ -62,10 +62,11 @@ class DraftSettings:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to draft. `create` gets the settings, the target's tokenizer and a progress report."""
+    """A way to draft. model: whether a model of its own is never used, can be named, or must be.
+    `create` gets the settings, the target's tokenizer and a progress report."""
 
     summary: str
-    needs_model: bool
+    model: Literal["none", "optional", "required"]
     create: Callable[[DraftSettings, Tokenizer, Progress | None], Drafter[Any]]
 
 
@@ -127,7 +128,7 @@ def _open_head(
     from forerun.models.mtp import MtpCheckpoint
 
     if name == "mtp":
-        return MtpCheckpoint(target_path, target)
+        return MtpCheckpoint(settings.model or target_path, target)
     assert settings.model is not None, "check_method comes first"
     return (Eagle3Checkpoint if name == "eagle3" else EagleCheckpoint)(settings.model, target)
 
@@ -163,24 +164,31 @@ def engine_config(
 
 
 _HEADS = {
-    "eagle": ("an EAGLE-1 or -2 head over what leaves the target's final norm", True),
-    "eagle3": ("an EAGLE-3 head over the target's hidden states", True),
-    "mtp": ("the layer for multi-token prediction that the target brings", False),
+    "eagle": Method(
+        "an EAGLE-1 or -2 head over what leaves the target's final norm",
+        "required",
+        partial(_head, "eagle"),
+    ),
+    "eagle3": Method(
+        "an EAGLE-3 head over the target's hidden states", "required", partial(_head, "eagle3")
+    ),
+    "mtp": Method(
+        "a layer for multi-token prediction, that of the target or of a folder of its own",
+        "optional",
+        partial(_head, "mtp"),
+    ),
 }
 
 METHODS: dict[str, Method] = {
-    "none": Method("no drafts: the target decodes plainly", False, _none),
-    "ngram": Method("what followed the same tokens earlier in the session", False, _ngram),
-    "standalone": Method("a smaller model with the target's vocabulary", True, _standalone),
-    **{
-        name: Method(summary, needs_model, partial(_head, name))
-        for name, (summary, needs_model) in _HEADS.items()
-    },
+    "none": Method("no drafts: the target decodes plainly", "none", _none),
+    "ngram": Method("what followed the same tokens earlier in the session", "none", _ngram),
+    "standalone": Method("a smaller model with the target's vocabulary", "required", _standalone),
+    **_HEADS,
     **{
         f"ngram+{name}": Method(
-            f"the likeliest of ngram and {name}", needs, partial(_ngram_and, name)
+            f"the likeliest of ngram and {name}", head.model, partial(_ngram_and, name)
         )
-        for name, (_, needs) in _HEADS.items()
+        for name, head in _HEADS.items()
     },
 }
 
@@ -191,9 +199,9 @@ def check_method(name: str, settings: DraftSettings) -> None:
     if method is None:
         known = "; ".join(f"{name}: {method.summary}" for name, method in METHODS.items())
         raise ValueError(f"--draft is {name!r}, which is not a method ({known})")
-    if method.needs_model and settings.model is None:
+    if method.model == "required" and settings.model is None:
         raise ValueError(f"--draft {name} needs a draft model; name it with --draft-model")
-    if not method.needs_model and settings.model is not None:
+    if method.model == "none" and settings.model is not None:
         raise ValueError(f"--draft {name} uses no model; drop --draft-model {settings.model}")
 
 

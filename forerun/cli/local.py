@@ -21,7 +21,7 @@ from forerun.cli.signals import exit_on_signals
 from forerun.errors import ForerunError
 
 DRAFTS = ("none", "ngram", "standalone")
-# Methods that cannot do without --draft-model, and those whose weights the target brings.
+# Methods that cannot do without --draft-model, and those whose weights the target may bring.
 HEADS = ("eagle", "eagle3", "ngram+eagle", "ngram+eagle3")
 TARGET_LAYERS = ("mtp", "ngram+mtp")
 MODEL_DRAFTS = ("standalone", *HEADS)  # methods with a model of their own
@@ -44,8 +44,8 @@ class LocalOptions:
     """What the two servers are started with; None leaves a choice to them.
 
     model: a checkpoint folder or a .gguf file, None for the default model. draft_model: what
-    proposes where draft is "standalone" (None for the target itself), or the head of "eagle" and
-    "eagle3".
+    proposes where draft is "standalone" (None for the target itself), the head of "eagle" and
+    "eagle3", or the layer of "mtp" (None for that of the target).
     threads: of each server. prefix_cache_bytes, draft_nodes, draft_depth, adaptive: of the
     verify server.
     draft_timeout_ms: of the draft server.
@@ -79,7 +79,8 @@ def add_local_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--draft-model",
         metavar="PATH",
-        help="of standalone (default: the target itself), or the head of eagle and eagle3",
+        help="of standalone (default: the target itself), the head of eagle and eagle3, or the "
+        "layer of mtp (default: the one that the target brings)",
     )
     group.add_argument("--dtype", choices=DTYPES, help="activations and KV; default: bfloat16")
     group.add_argument("--page-size", type=int, metavar="N", help="tokens in a page of the cache")
@@ -100,9 +101,9 @@ def local_options(args: argparse.Namespace) -> LocalOptions:
         if path is not None and not path.exists():
             raise CommandError(f"{flag}: {path} does not exist; name a folder or a .gguf file")
     draft = args.draft or DEFAULT_DRAFT
-    if draft_model is not None and draft not in MODEL_DRAFTS:
+    if draft_model is not None and draft not in LOADING_DRAFTS:
         raise CommandError(
-            f"--draft-model goes with --draft {' or '.join(MODEL_DRAFTS)}, not with {draft}"
+            f"--draft-model goes with --draft {' or '.join(LOADING_DRAFTS)}, not with {draft}"
         )
     if draft_model is None and draft in HEADS:
         raise CommandError(f"--draft {draft} needs a head; name its folder with --draft-model")
@@ -230,10 +231,11 @@ def _draft_flags(options: LocalOptions, model: Path, verifier: str) -> list[str]
         draft=options.draft,
         draft_timeout_ms=options.draft_timeout_ms,
     )
-    if options.draft in MODEL_DRAFTS:
-        flags += _flags(draft_model=options.draft_model or model)
     if options.draft in LOADING_DRAFTS:
-        flags += _flags(dtype=options.dtype, threads=options.threads)
+        own = model if options.draft in MODEL_DRAFTS else None
+        flags += _flags(
+            draft_model=options.draft_model or own, dtype=options.dtype, threads=options.threads
+        )
     return flags
 
 

@@ -1,4 +1,5 @@
-"""Owns reading the multi-token prediction layer that a checkpoint brings for its own model.
+"""Owns reading a layer for multi-token prediction: of the checkpoint that brings it for its own
+model, or of a folder that holds it alone.
 
 Two namings of one form (arXiv:2412.19437): MiMo's `model.mtp_layers.0`, and NextN's extra layer
 behind the last one. The embedding and what leaves the target's final norm are normed, joined and
@@ -21,6 +22,8 @@ from forerun.models.draft_head import (
     layer_names,
 )
 from forerun.models.errors import ModelError
+from forerun.models.fields import Fields
+from forerun.models.json_object import read_json_object
 from forerun.models.safetensors_folder import SafetensorsFolder
 from forerun.models.tensor_set import MIMO_LAYERS
 
@@ -43,18 +46,15 @@ _NEXTN = {
 
 
 class MtpCheckpoint(HeadCheckpoint):
-    """The first of the layers in a safetensors folder whose model is `target`.
+    """The first of the layers in a safetensors folder, which is that of the target, or holds layers
+    for it alone.
 
     Raises ModelError where there is none, or for a tensor that is missing, unknown or misshapen.
     """
 
     def __init__(self, directory: Path, target: ModelConfig) -> None:
-        if not target.num_mtp_layers or not directory.is_dir():
-            raise ModelError(
-                f"{directory}: has no layer for multi-token prediction (num_nextn_predict_layers in"
-                " config.json); draft by another method"
-            )
-        config, folder = _config(target), SafetensorsFolder(directory)
+        _check_holder(directory, target)
+        config, folder = layer_of(target), SafetensorsFolder(directory)
         mimo = any(name.startswith(MIMO_LAYERS) for name in folder.shapes)
         prefix = f"{MIMO_LAYERS}0." if mimo else f"model.layers.{target.num_layers}."
         parts = _MIMO if mimo else _NEXTN
@@ -73,7 +73,22 @@ class MtpCheckpoint(HeadCheckpoint):
         super().__init__(config, target, folder, names, ids, hidden_first=mimo)
 
 
-def _config(target: ModelConfig) -> HeadConfig:
+def _check_holder(directory: Path, target: ModelConfig) -> None:
+    path = directory / "config.json"
+    fields = Fields(read_json_object(path, optional=True), str(path))
+    if not fields.integer("num_nextn_predict_layers", 0, minimum=0):
+        raise ModelError(
+            f"{directory}: has no layer for multi-token prediction (num_nextn_predict_layers in"
+            " config.json); name the folder of one with --draft-model, or draft by another method"
+        )
+    for key in ("hidden_size", "vocab_size"):
+        if fields.integer(key) != getattr(target, key):
+            found, wanted = fields.integer(key), getattr(target, key)
+            raise fields.error(key, found, f"{wanted}, as of {target.name}")
+
+
+def layer_of(target: ModelConfig) -> HeadConfig:
+    """The layer that fits a model. Raises ModelError where it would be one that is not computed."""
     if target.qk_norm or target.output_bias or target.sliding_window is not None:
         raise ModelError(
             f"{target.name}: its layer for multi-token prediction has norms of queries and keys, a"

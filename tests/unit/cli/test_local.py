@@ -139,6 +139,16 @@ def test_flags_of_a_standalone_draft(draft_model: Path | None, expected: str) ->
     )
 
 
+def test_the_layer_of_mtp_is_the_targets_or_one_that_is_named() -> None:
+    for draft_model, flags in ((None, ""), (Path("layer"), " --draft-model layer")):
+        options = LocalOptions(draft="mtp", draft_model=draft_model, threads=2)
+        assert (
+            local._draft_flags(options, Path("m"), "unix:/v")
+            == f"--verifier unix:/v --model m --draft mtp{flags} --threads 2".split()
+        )
+    assert local_options(_parse("--draft", "mtp", "--draft-model", "/")).draft_model == Path("/")
+
+
 def test_servers_end_when_their_parent_is_killed(
     made_up: Callable[[str, str], None], tmp_path: Path
 ) -> None:

@@ -74,6 +74,12 @@ def test_unknown_methods_are_refused_with_those_that_are_known() -> None:
     assert all(name in str(caught.value) for name in METHODS)
 
 
+@pytest.mark.parametrize("name", ["mtp", "ngram+mtp"])
+def test_a_layer_may_be_named_or_left_to_the_target(name: str) -> None:
+    check_method(name, DraftSettings())
+    check_method(name, DraftSettings(model=Path("/m")))
+
+
 def test_methods_make_drafters() -> None:
     for name in ("none", "ngram"):
         assert create_drafter(name, DraftSettings(), tiny_tokenizer()).info.name == name

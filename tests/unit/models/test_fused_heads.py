@@ -12,7 +12,13 @@ import pytest
 from forerun.models import ModelError, open_checkpoint
 from forerun.models.eagle import EagleCheckpoint
 from forerun.models.mtp import MtpCheckpoint
-from tests.fixtures.fused_heads import Tensors, head_tensors, write_eagle, write_target
+from tests.fixtures.fused_heads import (
+    Tensors,
+    head_tensors,
+    write_eagle,
+    write_layer,
+    write_target,
+)
 from tests.fixtures.tiny import shared_checkpoint
 
 Change = Callable[[Tensors], None]
@@ -117,9 +123,46 @@ def test_a_tensor_of_such_a_layer_at_fault_is_named(
         open_mtp(write_target(tmp_path, kind, tensors))
 
 
-def test_a_target_that_brings_none_is_refused() -> None:
+def test_a_target_that_brings_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="num_nextn_predict_layers"):
         open_mtp(shared_checkpoint())
+    with open_checkpoint(shared_checkpoint()) as target:
+        with pytest.raises(ModelError, match="name the folder of one with --draft-model"):
+            MtpCheckpoint(tmp_path / "a.gguf", target.config)
+
+
+@pytest.mark.parametrize("kind", ["mimo", "nextn"])
+def test_a_layer_may_stand_alone(tmp_path: Path, kind: str) -> None:
+    folder = write_layer(tmp_path / "layer", kind)
+    whole = write_target(tmp_path / "target", kind)
+    architecture = "qwen2" if kind == "mimo" else "llama"
+    with (
+        open_checkpoint(shared_checkpoint(architecture)) as target,
+        MtpCheckpoint(folder, target.config) as alone,
+        open_mtp(whole) as brought,
+    ):
+        assert alone.parts == brought.parts
+        assert alone.from_target == brought.from_target
+        for part in alone.parts:
+            rows = [head.read_rows(part, 0, 16) for head in (alone, brought)]
+            assert np.array_equal(*rows), part
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"hidden_size": 128}, "hidden_size is 128; expected 64, as of"),
+        ({"vocab_size": 32000}, "vocab_size is 32000; expected 260, as of"),
+        ({"num_nextn_predict_layers": 0}, "has no layer for multi-token prediction"),
+    ],
+)
+def test_a_layer_for_another_target_is_refused(
+    tmp_path: Path, config: dict[str, Any], message: str
+) -> None:
+    folder = write_layer(tmp_path, "nextn", **config)
+    with open_checkpoint(shared_checkpoint()) as target:
+        with pytest.raises(ModelError, match=message):
+            MtpCheckpoint(folder, target.config)
 
 
 def test_a_forged_number_of_layers_costs_nothing(tmp_path: Path) -> None:
