@@ -12,8 +12,10 @@ from forerun.cli.errors import CommandError
 from forerun.cli.parser import INTERRUPTED
 from forerun.cli.torch_extra import require_torch
 
-METHODS = ("eagle3",)
+METHODS = ("eagle3", "eagle", "mtp")
+WITH_DRAFT_VOCAB = "eagle3"  # the others score all that the target does
 DEFAULT_TARGET = "default"
+DEFAULT_DRAFT_VOCAB = 8192
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="checkpoint folder or .gguf file; default: the small model that is fetched",
     )
-    parser.add_argument("--method", choices=METHODS, default="eagle3")
+    parser.add_argument(
+        "--method",
+        choices=METHODS,
+        default=METHODS[0],
+        help="whose head to train: EAGLE-3, EAGLE-1 and -2, or a layer for multi-token prediction; "
+        f"default: {METHODS[0]}",
+    )
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="for the head")
     parser.add_argument(
         "--work",
@@ -72,9 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     training.add_argument(
         "--draft-vocab",
         type=int,
-        default=8192,
         metavar="N",
-        help="tokens that the head can propose; default: 8192",
+        help="tokens that a head of eagle3 can propose, the others propose all; "
+        f"default: {DEFAULT_DRAFT_VOCAB}",
     )
 
 
@@ -83,6 +91,11 @@ def run(args: argparse.Namespace) -> int:
     require_torch("training")
     if args.minutes <= 0 and args.tokens <= 0 and args.only != "data":
         raise CommandError("training needs an end; give --minutes or --tokens")
+    if args.draft_vocab is not None and args.method != WITH_DRAFT_VOCAB:
+        raise CommandError(
+            f"--draft-vocab goes with --method {WITH_DRAFT_VOCAB}; a head of {args.method} "
+            "proposes all tokens of the target"
+        )
 
     from forerun.models import default_model_path
     from forerun.obs.logs import configure_logging
@@ -102,7 +115,8 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed, max_answer=args.max_answer, sessions=args.sessions
         ),
         training=TrainingSettings(
-            draft_vocab=args.draft_vocab,
+            method=args.method,
+            draft_vocab=DEFAULT_DRAFT_VOCAB if args.draft_vocab is None else args.draft_vocab,
             minutes=args.minutes if args.only != "data" else 1.0,
             tokens=args.tokens,
             seed=args.seed,

@@ -20,13 +20,14 @@ from forerun.obs.progress import progress
 from forerun.training import evaluation
 from forerun.training.corpus import Corpus
 from forerun.training.display import training_progress
-from forerun.training.export import write_eagle3
+from forerun.training.export import write_head
 from forerun.training.files import write_whole
 from forerun.training.generation import GenerationSettings, Generator
+from forerun.training.methods import head_of
 from forerun.training.model_card import Card
 from forerun.training.settings import TrainingSettings
 from forerun.training.target import Target, load_target
-from forerun.training.trainer import Trainer
+from forerun.training.trainer import FIRST_METHOD, Trainer
 
 MAX_ROWS = 512
 PAGE_SLACK = 64
@@ -68,6 +69,9 @@ def train_draft(job: Job) -> bool:
         max_rows=MAX_ROWS,
         threads=job.threads,
     )
+    if job.only != "data":
+        # Before hours are spent on data for a head that cannot be.
+        head_of(job.training.method).taps(target.config)
     if job.threads:
         torch.set_num_threads(job.threads)
     corpus = Corpus(job.work / "corpus", _data_settings(job, target))
@@ -78,7 +82,7 @@ def train_draft(job: Job) -> bool:
                     corpus, job.answer_tokens, report, stopped
                 )
         if job.only != "data" and not stopped():
-            trainer = Trainer(target, corpus, job.training, job.work / "training.safetensors")
+            trainer = Trainer(target, corpus, job.training, _checkpoint(job))
             with training_progress() as show:
                 trainer.run(show, stopped)
             _publish(job, target, corpus, trainer)
@@ -90,9 +94,11 @@ def _publish(job: Job, target: Target, corpus: Corpus, trainer: Trainer) -> None
     with torch.no_grad():
         for weight in trainer.head.parameters():
             weight.copy_(weight.bfloat16())
-    write_eagle3(job.out, trainer.head, trainer.vocabulary, target.config, trainer.taps)
+    head = trainer.head
+    write_head(job.out, head.published(target.config, trainer.vocabulary))
     card = Card(
-        method="EAGLE-3",
+        title=head.title,
+        method=head.name,
         target=target.config.name,
         fingerprint=target.tokenizer.fingerprint,
         prompts="Their prompts were given."
@@ -104,9 +110,20 @@ def _publish(job: Job, target: Target, corpus: Corpus, trainer: Trainer) -> None
         minutes=trainer.progress.seconds / 60,
         held_out=len(trainer.held_out()),
         acceptance={shape: trainer.measure(shape) for shape in (evaluation.CHAIN, evaluation.TREE)},
-        settings={"data": job.generation.to_json(), "training": job.training.to_json()},
+        settings={
+            "data": job.generation.to_json(),
+            "training": job.training.to_json() | {"draft_vocab": len(trainer.vocabulary)},
+            "loss": {"token_weight": head.token_weight, "feature_weight": head.feature_weight},
+        },
     )
     write_whole(job.out / "README.md", card.render().encode())
+
+
+def _checkpoint(job: Job) -> Path:
+    """One for each method, so that they can share a folder's data."""
+    method = job.training.method
+    suffix = "" if method == FIRST_METHOD else f"-{method}"
+    return job.work / f"training{suffix}.safetensors"
 
 
 def _longest_document(

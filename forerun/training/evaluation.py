@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from forerun.training.eagle3 import Eagle3Head, KeysValues
+from forerun.training.head import Head, KeysValues
 from forerun.training.unroll import Example, attend
 
 
@@ -57,7 +57,7 @@ class Acceptance:
 
 @torch.no_grad()
 def measure(
-    head: Eagle3Head, examples: Iterable[Example], token_embeddings: Tensor, shape: DraftShape
+    head: Head, examples: Iterable[Example], token_embeddings: Tensor, shape: DraftShape
 ) -> Acceptance:
     """Acceptance over the examples. token_embeddings: [draft_vocab, hidden], of the draft's ids."""
     acceptance = Acceptance()
@@ -72,7 +72,7 @@ def measure(
 
 @torch.no_grad()
 def accepted_lengths(
-    head: Eagle3Head, example: Example, token_embeddings: Tensor, shape: DraftShape
+    head: Head, example: Example, token_embeddings: Tensor, shape: DraftShape
 ) -> Tensor:
     """int64 [num_rows]: what a round whose root is the token after each row would accept."""
     first, rows = example.first, example.num_rows
@@ -81,12 +81,12 @@ def accepted_lengths(
     end = first + rows
     positions = torch.arange(end)
     fused = head.fuse(example.taps[:end])
-    mixed = head.mix(example.embeddings[1 : end + 1], fused)
-    context = head.keys_values(mixed, positions)
+    residual, entering = head.enter(example.embeddings[1 : end + 1], fused)
+    context = head.keys_values(entering, positions)
     positions = positions[first:]
     visible = positions + 1
-    queries = head.queries(mixed[first:], positions)
-    output = head.finish(fused[first:], attend(queries, context, [], visible))
+    queries = head.queries(entering[first:], positions)
+    output = head.finish(residual[first:], attend(queries, context, [], visible))
 
     # Level by level. A beam holds the nodes that are expanded, [rows, beam]; the root is one.
     outputs = output[:, None]
@@ -108,19 +108,20 @@ def accepted_lengths(
         best = scores.topk(min(shape.breadth, scores.shape[1]), -1).indices
         parents = best // shape.breadth
         log_probabilities, is_right = scores.gather(1, best), right.gather(1, best)
-        hidden = _of_parents(outputs, parents)
         own = [(_of_parents(k, parents), _of_parents(v, parents)) for k, v in own]
         beam = parents.shape[1]
         at = (positions + depth + 1)[:, None].expand(rows, beam)
-        mixed = head.mix(token_embeddings[tokens.gather(1, best)], hidden)
-        own.append(head.keys_values(mixed, at))
+        residual, entering = head.enter(
+            token_embeddings[tokens.gather(1, best)], _of_parents(outputs, parents)
+        )
+        own.append(head.keys_values(entering, at))
         attended = attend(
-            head.queries(mixed, at).flatten(0, 1),
+            head.queries(entering, at).flatten(0, 1),
             context,
             [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in own],
             visible.repeat_interleave(beam),
         )
-        outputs = head.finish(hidden, attended.view(rows, beam, -1))
+        outputs = head.finish(residual, attended.view(rows, beam, -1))
 
     scores, right = torch.cat(all_scores, 1), torch.cat(all_right, 1)
     # Products of probabilities only fall along a path, so the likeliest nodes form a tree, and the

@@ -29,7 +29,9 @@ class Examples:
     ) -> None:
         self._target = target
         self._vocabulary = vocabulary
-        self._taps = taps
+        self._num_taps = len(taps)
+        layers = target.config.num_layers
+        self._wanted = taps if layers in taps else (*taps, layers)
         self._teacher = target.head[vocabulary.target_ids]
         self._room = cache_bytes
         self._states: OrderedDict[int, Tensor] = OrderedDict()
@@ -42,19 +44,18 @@ class Examples:
         final = states[first:, -1].float()
         return Example(
             embeddings=self._target.embedding[ids].float(),
-            taps=states[:, :-1].float(),
+            taps=states[:, : self._num_taps].float(),
             first=first,
             labels=self._vocabulary.draft_ids(ids),
+            final=final,
             teacher=(final @ self._teacher.T).softmax(-1),
         )
 
     def _hidden(self, document: Document) -> Tensor:
-        """bfloat16 [n, taps + 1, hidden]; the last are the states after the final norm."""
+        """bfloat16 [n, states, hidden]: the taps, the last of all those after the final norm."""
         states = self._states.pop(document.index, None)
         if states is None:
-            states = self._target.hidden(
-                document.token_ids, (*self._taps, self._target.config.num_layers)
-            )
+            states = self._target.hidden(document.token_ids, self._wanted)
             self._room -= states.nbytes
         self._states[document.index] = states
         while self._room < 0:

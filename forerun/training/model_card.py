@@ -14,11 +14,13 @@ from forerun.training.evaluation import Acceptance, DraftShape
 class Card:
     """What a card tells.
 
-    prompts: where they came from. documents, answer_tokens: of the training data;
-    answer_tokens_seen counts repeats. acceptance: a measurement on held_out documents for each
-    shape of draft. settings: of generation and training, JSON values.
+    title, method: title and name of the head's class. prompts: where they came from. documents,
+    answer_tokens: of the training data; answer_tokens_seen counts repeats. acceptance: a
+    measurement on held_out documents for each shape of draft. settings: of generation, training and
+    the loss, JSON values.
     """
 
+    title: str
     method: str
     target: str
     fingerprint: str
@@ -34,10 +36,11 @@ class Card:
     def render(self) -> str:
         """The card, in Markdown."""
         lines = [
-            f"# {self.method} head for {self.target}",
+            f"# {self.title} head for {self.target}",
             "",
             f"Drafts tokens for {self.target} in speculative decoding; of no use to another model. "
-            f"Written by `forerun train-draft`, forerun {__version__}.",
+            f"Written by `forerun train-draft --method {self.method}`, forerun {__version__}; "
+            f"served by `forerun serve-draft --draft {self.method} --draft-model` and this folder.",
             "",
             f"Vocabulary of the target (SHA-256): `{self.fingerprint}`",
             "",

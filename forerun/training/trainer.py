@@ -17,9 +17,9 @@ import torch
 from forerun.training import evaluation
 from forerun.training.checkpoint import TrainingCheckpoint, read_checkpoint
 from forerun.training.corpus import Corpus, Document
-from forerun.training.eagle3 import head_taps, new_head
 from forerun.training.examples import Examples
 from forerun.training.generation import is_held_out
+from forerun.training.methods import head_of
 from forerun.training.optimisation import Optimiser
 from forerun.training.order import Order
 from forerun.training.settings import TrainingSettings
@@ -28,6 +28,9 @@ from forerun.training.unroll import loss
 from forerun.training.vocabulary import DraftVocabulary
 
 MIB = 1 << 20
+
+# What wrote checkpoints before they named it.
+FIRST_METHOD = "eagle3"
 
 
 @dataclass(slots=True)
@@ -52,8 +55,8 @@ class Progress:
 class Trainer:
     """Trains a head on a corpus; goes on from `path` where that is a checkpoint.
 
-    Raises ValueError where the checkpoint belongs to another target or draft vocabulary, and for a
-    corpus without documents.
+    Raises ValueError where the checkpoint belongs to another method, target or draft vocabulary,
+    for a target that has no head of the method, and for a corpus without documents.
     """
 
     def __init__(
@@ -62,12 +65,16 @@ class Trainer:
         self._corpus = corpus
         self._settings = settings
         self._path = path
-        self.taps = head_taps(target.config.num_layers)
+        method = head_of(settings.method)
+        taps = method.taps(target.config)
         self.progress = Progress()
         self._order = Order(settings.seed)
         found = read_checkpoint(path) if path.exists() else None
-        self.vocabulary = self._vocabulary(target, found)
-        self.head = new_head(target, self.vocabulary, len(self.taps))
+        if found is not None:
+            self._require_same_method(found)
+        size = target.vocab_size if method.whole_vocabulary else settings.draft_vocab
+        self.vocabulary = self._vocabulary(target, size, found)
+        self.head = method.begin(target, self.vocabulary)
         self._optimiser = Optimiser(self.head, settings.optimiser)
         if found is not None:
             self.head.load_state_dict(found.tensors["head"])
@@ -75,7 +82,7 @@ class Trainer:
             self._optimiser.restore(found.tensors.get("optimiser", {}))
             self.progress = Progress(**found.state["progress"])
             self._order = Order(**found.state["order"])
-        self._examples = Examples(target, self.vocabulary, self.taps, settings.cache_mib * MIB)
+        self._examples = Examples(target, self.vocabulary, taps, settings.cache_mib * MIB)
         self._token_embeddings = target.embedding[self.vocabulary.target_ids].float()
 
     @property
@@ -178,16 +185,24 @@ class Trainer:
         }
         TrainingCheckpoint(tensors, state).write(self._path)
 
-    def _vocabulary(self, target: Target, found: TrainingCheckpoint | None) -> DraftVocabulary:
+    def _require_same_method(self, found: TrainingCheckpoint) -> None:
+        method = found.state["settings"].get("method", FIRST_METHOD)
+        if method != self._settings.method:
+            raise ValueError(
+                f"{self._path} is of a head for {method}; {self._settings.method} is wanted. "
+                "Take that method, or another work folder"
+            )
+
+    def _vocabulary(
+        self, target: Target, size: int, found: TrainingCheckpoint | None
+    ) -> DraftVocabulary:
         if found is None:
             answers = (document.answer for document in self._training_documents())
-            return DraftVocabulary.most_frequent(
-                answers, self._settings.draft_vocab, target.vocab_size
-            )
+            return DraftVocabulary.most_frequent(answers, size, target.vocab_size)
         ids = found.tensors["vocabulary"]["target_ids"]
-        if len(ids) != self._settings.draft_vocab or int(ids[-1]) >= target.vocab_size:
+        if len(ids) != size or int(ids[-1]) >= target.vocab_size:
             raise ValueError(
                 f"{self._path} has a draft vocabulary of {len(ids)} for another target or setting; "
-                f"{self._settings.draft_vocab} is wanted. Take that setting, or remove the file"
+                f"{size} is wanted. Take that setting, or remove the file"
             )
         return DraftVocabulary(ids, target.vocab_size)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from forerun.training.eagle3 import Eagle3Head, KeysValues
+from forerun.training.head import Head, KeysValues
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,16 @@ class Example:
 
     embeddings: float32 [n, hidden], of the tokens. taps: float32 [n, taps, hidden]. first: the
     first row whose outcome counts, the prompt's last token. labels: int64 [n], the tokens' draft
-    ids, -1 outside the draft vocabulary. teacher: float32 [n - first, draft_vocab], the target's
-    probabilities of the token that follows each from `first` on.
+    ids, -1 outside the draft vocabulary. final: float32 [n - first, hidden], the target's states
+    after the final norm from `first` on; teacher: float32 [n - first, draft_vocab], its
+    probabilities of the token that follows each.
     """
 
     embeddings: Tensor
     taps: Tensor
     first: int
     labels: Tensor
+    final: Tensor
     teacher: Tensor
 
     @property
@@ -67,18 +69,18 @@ def attend(
     return attended.permute(2, 0, 1, 3).reshape(num_rows, num_heads * head_dim)
 
 
-def unroll(head: Eagle3Head, example: Example, steps: int) -> Iterator[Tensor]:
+def unroll(head: Head, example: Example, steps: int) -> Iterator[Tensor]:
     """Yields the outputs of each step, [num_rows - k, hidden]: a row less a step, since the last
     one's token is beyond the document."""
     first, num_rows = example.first, example.num_rows
     end = first + num_rows
     positions = torch.arange(end)
     fused = head.fuse(example.taps[:end])
-    mixed = head.mix(example.embeddings[1 : end + 1], fused)
-    context = head.keys_values(mixed, positions)
+    residual, entering = head.enter(example.embeddings[1 : end + 1], fused)
+    context = head.keys_values(entering, positions)
     visible = positions[first:] + 1
-    queries = head.queries(mixed[first:], positions[first:])
-    output = head.finish(fused[first:], attend(queries, context, [], visible))
+    queries = head.queries(entering[first:], positions[first:])
+    output = head.finish(residual[first:], attend(queries, context, [], visible))
     yield output
     own: list[KeysValues] = []
     for step in range(1, steps):
@@ -86,33 +88,40 @@ def unroll(head: Eagle3Head, example: Example, steps: int) -> Iterator[Tensor]:
         if rows < 1:
             return
         own = [(keys[:rows], values[:rows]) for keys, values in own]
-        hidden = output[:rows]
         positions = torch.arange(first + step, first + step + rows)
-        mixed = head.mix(example.embeddings[first + step + 1 : first + step + 1 + rows], hidden)
-        own.append(head.keys_values(mixed, positions))
-        queries = head.queries(mixed, positions)
-        output = head.finish(hidden, attend(queries, context, own, visible[:rows]))
+        embeddings = example.embeddings[first + step + 1 : first + step + 1 + rows]
+        residual, entering = head.enter(embeddings, output[:rows])
+        own.append(head.keys_values(entering, positions))
+        queries = head.queries(entering, positions)
+        output = head.finish(residual, attend(queries, context, own, visible[:rows]))
         yield output
 
 
-def loss(head: Eagle3Head, example: Example, steps: int, decay: float) -> tuple[Tensor, Tensor]:
-    """The sum over steps and rows of the cross-entropy, step k weighted by decay^k; and, int64
-    [steps], in how many rows of each step the head's best token was the document's.
+def loss(head: Head, example: Example, steps: int, decay: float) -> tuple[Tensor, Tensor]:
+    """The sum over steps and rows of the cross-entropy and of the distance between output and the
+    target's state there (the mean over its elements of smooth L1), each as the head weights them
+    and step k by decay^k; and, int64 [steps], in how many rows of each step the head's best token
+    was the document's.
     """
-    outputs, labels, teachers, weights = [], [], [], []
+    outputs, labels, finals, teachers, weights = [], [], [], [], []
     for step, output in enumerate(unroll(head, example, steps)):
         rows = len(output)
         outputs.append(output)
         labels.append(example.labels[example.first + 2 + step :])
+        finals.append(example.final[1 + step : 1 + step + rows])
         teachers.append(example.teacher[1 + step : 1 + step + rows])
         weights.append(torch.full((rows,), decay**step))
     # Scores are most of the cost: all steps at once, and none for rows that count for nothing.
-    label, weight = torch.cat(labels), torch.cat(weights)
+    output, label, weight = torch.cat(outputs), torch.cat(labels), torch.cat(weights)
     kept = label >= 0
-    scores = head.scores(torch.cat(outputs)[kept])
+    scores = head.scores(output[kept])
     entropies = functional.cross_entropy(scores, torch.cat(teachers)[kept], reduction="none")
+    total = head.token_weight * (entropies * weight[kept]).sum()
+    if head.feature_weight:
+        misses = functional.smooth_l1_loss(output, torch.cat(finals), reduction="none").mean(-1)
+        total = total + head.feature_weight * (misses * weight).sum()
     right = torch.zeros(len(label), dtype=torch.bool)
     right[kept] = scores.detach().argmax(-1) == label[kept]
-    by_step = [int(hits.sum()) for hits in torch.split(right, [len(output) for output in outputs])]
+    by_step = [int(hits.sum()) for hits in torch.split(right, [len(rows) for rows in outputs])]
     hits = torch.tensor(by_step + [0] * (steps - len(by_step)))
-    return (entropies * weight[kept]).sum(), hits
+    return total, hits

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forerun.cli import main
+from forerun.cli import main, train_draft
 from tests.fixtures.training import checkpoint
 
 Capture = pytest.CaptureFixture[str]
@@ -31,10 +31,23 @@ def test_training_without_an_end_is_refused(capsys: Capture, tmp_path: Path) -> 
     assert "give --minutes or --tokens" in capsys.readouterr().err
 
 
-def test_methods_that_do_not_exist_are_refused(capsys: Capture, tmp_path: Path) -> None:
+def test_methods_that_do_not_exist_are_refused_by_name(capsys: Capture, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         main(["train-draft", "--out", str(tmp_path), "--method", "none"])
-    assert "eagle3" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "'none'" in error and "eagle3" in error and "mtp" in error
+
+
+def test_the_command_line_knows_the_methods_that_there_are() -> None:
+    from forerun.training.methods import METHODS
+
+    assert set(train_draft.METHODS) == set(METHODS)
+
+
+def test_a_draft_vocabulary_is_for_eagle3(capsys: Capture, tmp_path: Path) -> None:
+    command = f"train-draft --out {tmp_path} --method mtp --draft-vocab 99 --tokens 1"
+    assert main(command.split()) == 1
+    assert "--draft-vocab goes with --method eagle3" in capsys.readouterr().err
 
 
 def _write(path: Path, lines: list[dict[str, Any]]) -> Path:

@@ -9,34 +9,54 @@ import pytest
 import torch
 from torch import Tensor
 
-from forerun.training.eagle3 import Eagle3Head
 from forerun.training.evaluation import DraftShape, accepted_lengths, measure
+from forerun.training.head import Head
+from forerun.training.methods import METHODS
 from forerun.training.unroll import Example, loss, unroll
-from tests.fixtures.head_chains import Chain
-from tests.fixtures.training import corpus, examples, random_head, target, vocabulary
+from tests.fixtures.head_chains import Chain, Layer
+from tests.fixtures.training import corpus, examples, plain, random_head, target, vocabulary
 
 
-def _prefilled(weights: dict[str, Tensor], example: Example, row: int) -> tuple[Chain, Tensor]:
+def _prefilled(method: str, head: Head, example: Example, row: int) -> tuple[Layer, Tensor]:
     """A chain that has taken the target's rows up to `row`, and the last output."""
-    chain = Chain(weights, head_dim=16, eps=1e-5, theta=10_000.0)
+    chain = plain(method, head)
     output = torch.empty(0)
     for t in range(row + 1):
-        output = chain.push(example.embeddings[t + 1], chain.fuse(example.taps[t]))
+        taps = example.taps[t]
+        hidden = chain.fuse(taps) if isinstance(chain, Chain) else taps.flatten()
+        output = chain.push(example.embeddings[t + 1], hidden)
     return chain, output
 
 
+@pytest.fixture(scope="module", params=METHODS)
+def method(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
+def example(method: str, tmp_path_factory: pytest.TempPathFactory) -> Example:
     made = corpus(tmp_path_factory.mktemp("corpus"), prompts=4)
-    return min(examples(made), key=lambda e: abs(e.num_rows - 7) + e.first / 100)
+    return min(examples(made, method), key=lambda e: abs(e.num_rows - 7) + e.first / 100)
 
 
-def test_loss_equals_chains_of_single_rows(example: Example) -> None:
-    head, steps, decay = random_head(), 3, 0.85
-    weights = dict(head.state_dict())
+def test_outputs_equal_chains_of_single_rows(method: str, example: Example) -> None:
+    head = random_head(method)
+    for step, outputs in enumerate(unroll(head, example, 2)):
+        for i, output in enumerate(outputs):
+            row = example.first + i
+            chain, expected = _prefilled(method, head, example, row)
+            if step:
+                expected = chain.push(example.embeddings[row + 2], expected)
+            assert torch.allclose(output, expected, atol=1e-4, rtol=1e-4)
+            scores = head.scores(output).log_softmax(-1)
+            assert torch.allclose(scores, chain.log_probabilities(expected), atol=1e-4)
+
+
+def test_loss_equals_chains_of_single_rows(method: str, example: Example) -> None:
+    head, steps, decay = random_head(method), 3, 0.85
     expected, hits = 0.0, [0] * steps
     for row in range(example.first, example.first + example.num_rows):
-        chain, output = _prefilled(weights, example, row)
+        chain, output = _prefilled(method, head, example, row)
         for step in range(steps):
             if row + 2 + step >= len(example.labels):
                 break
@@ -46,8 +66,12 @@ def test_loss_equals_chains_of_single_rows(example: Example) -> None:
             if label >= 0:
                 scores = chain.log_probabilities(output)
                 teacher = example.teacher[row + 1 + step - example.first]
-                expected -= decay**step * float(teacher @ scores)
+                expected -= head.token_weight * decay**step * float(teacher @ scores)
                 hits[step] += int(scores.argmax()) == label
+            if head.feature_weight:
+                missing = (output - example.final[row + 1 + step - example.first]).abs()
+                miss = torch.where(missing < 1, missing**2 / 2, missing - 0.5).mean()
+                expected += head.feature_weight * decay**step * float(miss)
 
     total, by_step = loss(head, example, steps, decay)
 
@@ -55,19 +79,21 @@ def test_loss_equals_chains_of_single_rows(example: Example) -> None:
     assert by_step.tolist() == hits
 
 
-def test_teacher_is_the_targets_distribution_over_the_draft_vocabulary(tmp_path: Path) -> None:
+def test_teacher_is_the_targets_distribution_over_the_draft_vocabulary(
+    method: str, tmp_path: Path
+) -> None:
     from tests.fixtures.reference import logits
     from tests.fixtures.training import checkpoint
 
     made = corpus(tmp_path, prompts=1)
-    (document,), (example,) = made.documents, examples(made)
+    (document,), (example,) = made.documents, examples(made, method)
     scores = torch.from_numpy(logits(checkpoint(), document.token_ids.tolist()))
-    expected = scores[example.first :, vocabulary().target_ids].softmax(-1)
+    expected = scores[example.first :, vocabulary(method).target_ids].softmax(-1)
     # The engine's states are bfloat16, the reference's float32.
     assert float((example.teacher - expected).abs().sum(-1).mean()) < 0.1
 
 
-def _with_likely_labels(head: Eagle3Head, example: Example) -> Example:
+def _with_likely_labels(head: Head, example: Example) -> Example:
     """The example as if the document were what the head finds likeliest, or second or third."""
     output = next(unroll(head, example, 1))
     likely = head.scores(output).topk(3).indices
@@ -78,24 +104,25 @@ def _with_likely_labels(head: Eagle3Head, example: Example) -> Example:
 
 
 @pytest.mark.parametrize("shape", [DraftShape(3, 1, 3), DraftShape(5, 3, 3), DraftShape(30, 2, 3)])
-def test_accepted_lengths_equal_those_of_single_trees(example: Example, shape: DraftShape) -> None:
-    head = random_head(1)
+def test_accepted_lengths_equal_those_of_single_trees(
+    method: str, example: Example, shape: DraftShape
+) -> None:
+    head = random_head(method, seed=1)
     example = _with_likely_labels(head, example)
-    weights = dict(head.state_dict())
-    embeddings = target().embedding[vocabulary().target_ids].float()
+    embeddings = target().embedding[vocabulary(method).target_ids].float()
     expected = []
     for row in range(example.first, example.first + example.num_rows):
-        chain, output = _prefilled(weights, example, row)
+        chain, output = _prefilled(method, head, example, row)
         expected.append(_accepted(chain, output, row, example, embeddings, shape))
 
     assert any(expected), "a test in which nothing is accepted shows nothing"
     assert accepted_lengths(head, example, embeddings, shape).tolist() == expected
 
 
-def test_measure_walks_rounds(example: Example) -> None:
-    head = random_head(1)
+def test_measure_walks_rounds(method: str, example: Example) -> None:
+    head = random_head(method, seed=1)
     example = _with_likely_labels(head, example)
-    embeddings = target().embedding[vocabulary().target_ids].float()
+    embeddings = target().embedding[vocabulary(method).target_ids].float()
     shape = DraftShape(2, 2, 2)
     accepted = accepted_lengths(head, example, embeddings, shape).tolist()
     assert 0 in accepted and any(accepted)
@@ -112,7 +139,7 @@ def test_measure_walks_rounds(example: Example) -> None:
 
 
 def _accepted(
-    chain: Chain, output: Tensor, row: int, example: Example, embeddings: Tensor, shape: DraftShape
+    chain: Layer, output: Tensor, row: int, example: Example, embeddings: Tensor, shape: DraftShape
 ) -> int:
     """Grows one tree level by level, keeps the likeliest nodes, and follows the document."""
     beam = [(0.0, chain, output, ())]

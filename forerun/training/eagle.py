@@ -1,0 +1,77 @@
+"""Owns the head of EAGLE-1 and -2 (arXiv:2401.15077), with the published tensor names: embedding
+and hidden state are joined and go through one layer, whose output imitates the target's next state
+after the final norm, so that the target's own head scores it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from forerun.models import ModelConfig
+from forerun.training.export import Published, layer_config, rope_config
+from forerun.training.head import DecoderLayer, Head, rotation_of
+from forerun.training.shape import HeadShape
+from forerun.training.target import Target
+from forerun.training.vocabulary import DraftVocabulary
+
+
+class EagleHead(Head):
+    """The head. target_head: float32 [draft_vocab, hidden], the target's, which is not trained."""
+
+    name = "eagle"
+    title = "EAGLE-1"
+    whole_vocabulary = True
+    # The paper's: its regression counts 1, its classification 0.1.
+    token_weight = 0.1
+    feature_weight = 1.0
+
+    def __init__(self, shape: HeadShape, inverse_frequencies: Tensor, target_head: Tensor) -> None:
+        super().__init__(shape, inverse_frequencies)
+        self._target_head = target_head
+        self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)
+        self.layers = nn.ModuleList([DecoderLayer(shape, shape.hidden)])
+
+    @classmethod
+    def taps(cls, target: ModelConfig) -> tuple[int, ...]:
+        rope_config(target)
+        return (target.num_layers,)
+
+    @classmethod
+    def begin(cls, target: Target, vocabulary: DraftVocabulary) -> Self:
+        """As a target whose state stays as it is. The layer is the target's last, but silent: what
+        left the final norm has another scale than what it was made for, and no norm mends that."""
+        config = target.config
+        shape = HeadShape.of_target(config, bias=config.attention_bias)
+        head = cls(shape, rotation_of(config), target.head[vocabulary.target_ids])
+        head.layer.begin_as(target.last_layer)
+        head.layer.silence()
+        with torch.no_grad():
+            head.fc.weight.zero_()
+            head.fc.weight[:, shape.hidden :] = torch.eye(shape.hidden)
+        return head
+
+    @property
+    def layer(self) -> DecoderLayer:
+        layer = self.layers[0]
+        assert isinstance(layer, DecoderLayer)
+        return layer
+
+    def fuse(self, taps: Tensor) -> Tensor:
+        return taps[:, 0]
+
+    def enter(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        rows: Tensor = self.fc(torch.cat([embeddings, hidden], -1))
+        return rows, rows
+
+    def scores(self, output: Tensor) -> Tensor:
+        return output @ self._target_head.T
+
+    def published(self, target: ModelConfig, vocabulary: DraftVocabulary) -> Published:
+        config = {
+            "architectures": ["LlamaForCausalLM"],
+            **layer_config(self.shape, target),
+            "bias": False,  # of fc, which readers take to have one
+            "qkv_bias": self.shape.bias,
+        }
+        return Published(dict(self.named_parameters()), config)

@@ -1,0 +1,159 @@
+"""Owns what every head that can be trained is: a torch module around one decoder layer, and what
+training, measuring and publishing ask of it.
+
+A row of a head stands at position p: it takes the target's hidden taps at p, or the head's own
+output there, and the embedding of the token at p + 1, and scores the token at p + 2. Knows nothing
+of data.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from typing_extensions import Self
+
+from forerun.models import ModelConfig
+from forerun.training.export import Published
+from forerun.training.shape import HeadShape
+from forerun.training.target import Target
+from forerun.training.vocabulary import DraftVocabulary
+
+KeysValues = tuple[Tensor, Tensor]
+
+
+class DecoderLayer(nn.Module):
+    """The weights that the layer of every head has. width: of what attention takes."""
+
+    def __init__(self, shape: HeadShape, width: int) -> None:
+        super().__init__()
+        queries, rows = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.self_attn = nn.ModuleDict(
+            {
+                "q_proj": nn.Linear(width, queries, bias=shape.bias),
+                "k_proj": nn.Linear(width, rows, bias=shape.bias),
+                "v_proj": nn.Linear(width, rows, bias=shape.bias),
+                "o_proj": nn.Linear(queries, shape.hidden, bias=False),
+            }
+        )
+        self.mlp = nn.ModuleDict(
+            {
+                "gate_proj": nn.Linear(shape.hidden, shape.intermediate, bias=False),
+                "up_proj": nn.Linear(shape.hidden, shape.intermediate, bias=False),
+                "down_proj": nn.Linear(shape.intermediate, shape.hidden, bias=False),
+            }
+        )
+        self.post_attention_layernorm = rms_norm(shape)
+
+    @torch.no_grad()
+    def begin_as(self, layer: Mapping[str, Tensor]) -> None:
+        """Takes over what it has in common with a layer of the target, by name. Of a wider input
+        the last columns are that layer's, and those before them begin at 0."""
+        for name, weight in self.named_parameters():
+            if name in layer:
+                weight.zero_()
+                weight[..., -layer[name].shape[-1] :] = layer[name]
+
+    @torch.no_grad()
+    def silence(self) -> None:
+        """Lets attention and MLP add nothing to the residual stream before they are trained."""
+        for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+            self.get_parameter(name).zero_()
+
+
+class Head(nn.Module, ABC):
+    """A head. inverse_frequencies: float32 [head_dim / 2], of its rotation.
+
+    name: what --method and --draft call it. title: what people call it. whole_vocabulary: whether
+    it scores all of the target's tokens; else it has a draft vocabulary. token_weight: of the
+    cross-entropy in the loss; feature_weight: of the distance of its outputs from the target's
+    states after the final norm.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    whole_vocabulary: ClassVar[bool]
+    token_weight: ClassVar[float] = 1.0
+    feature_weight: ClassVar[float] = 0.0
+
+    def __init__(self, shape: HeadShape, inverse_frequencies: Tensor) -> None:
+        super().__init__()
+        self.shape = shape
+        self._inverse_frequencies = inverse_frequencies
+
+    @classmethod
+    @abstractmethod
+    def taps(cls, target: ModelConfig) -> tuple[int, ...]:
+        """The hidden states that it reads, as for `forerun.engine.Rows`. Raises ValueError for a
+        target that no such head can be trained for."""
+
+    @classmethod
+    @abstractmethod
+    def begin(cls, target: Target, vocabulary: DraftVocabulary) -> Self:
+        """A head that was not trained yet, made of the target's weights."""
+
+    @property
+    @abstractmethod
+    def layer(self) -> DecoderLayer:
+        """Its decoder layer."""
+
+    @abstractmethod
+    def fuse(self, taps: Tensor) -> Tensor:
+        """[n, taps, hidden] → [n, hidden], what a row takes of the target."""
+
+    @abstractmethod
+    def enter(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream [..., hidden] and what attention takes [..., width], of [..., hidden]
+        each. hidden: of `fuse`, or of `finish` one row earlier."""
+
+    @abstractmethod
+    def scores(self, output: Tensor) -> Tensor:
+        """[..., draft_vocab], of what `finish` gave."""
+
+    @abstractmethod
+    def published(self, target: ModelConfig, vocabulary: DraftVocabulary) -> Published:
+        """The published form, as other engines read it. Raises ValueError for a target that it has
+        no words for."""
+
+    def queries(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """[..., heads, head_dim], rotated; rows: what attention takes; positions: int64 [...]."""
+        return self._rotate(self._project("q_proj", rows), positions)
+
+    def keys_values(self, rows: Tensor, positions: Tensor) -> KeysValues:
+        """Each [..., kv_heads, head_dim], the keys rotated."""
+        keys, values = self._project("k_proj", rows), self._project("v_proj", rows)
+        return self._rotate(keys, positions), values
+
+    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """The output, [..., hidden], which is also the next row's input in the place of what it
+        takes of the target. attended: [..., heads * head_dim]."""
+        layer = self.layer
+        middle = residual + layer.self_attn["o_proj"](attended)
+        rows = layer.post_attention_layernorm(middle)
+        inner = functional.silu(layer.mlp["gate_proj"](rows)) * layer.mlp["up_proj"](rows)
+        output: Tensor = middle + layer.mlp["down_proj"](inner)
+        return output
+
+    def _project(self, name: str, rows: Tensor) -> Tensor:
+        projected: Tensor = self.layer.self_attn[name](rows)
+        return projected.view(*projected.shape[:-1], -1, self.shape.head_dim)
+
+    def _rotate(self, rows: Tensor, positions: Tensor) -> Tensor:
+        angles = positions.float()[..., None, None] * self._inverse_frequencies
+        cos, sin = angles.cos(), angles.sin()
+        first, second = rows.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def rms_norm(shape: HeadShape) -> nn.RMSNorm:
+    """A norm of `hidden` elements."""
+    return nn.RMSNorm(shape.hidden, eps=shape.rms_norm_eps)
+
+
+def rotation_of(config: ModelConfig) -> Tensor:
+    """The inverse frequencies of the target's own rotation."""
+    return torch.from_numpy(config.rope.inverse_frequencies(config.head_dim).copy())

@@ -1,0 +1,34 @@
+"""Owns the sizes of a head that is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forerun.models import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Sizes of a head. hidden: that of the target as well. bias: whether queries, keys and values
+    have biases."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    bias: bool
+
+    @classmethod
+    def of_target(cls, config: ModelConfig, *, bias: bool = False) -> HeadShape:
+        """A head that is as wide as a layer of the target."""
+        return cls(
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rms_norm_eps=config.rms_norm_eps,
+            bias=bias,
+        )
