@@ -17,12 +17,13 @@ def serve_metrics(registry: CollectorRegistry, port: int, listen: str) -> tuple[
     what serves and its host:port (port 0: any). Raises RuntimeError where the port cannot be had.
     """
     host = "127.0.0.1" if listen.startswith(UNIX) else listen.rpartition(":")[0].strip("[]")
+    shown = f"[{host}]" if ":" in host else host
     try:
         server, _ = start_http_server(port, addr=host, registry=registry)
     except OSError as error:
         raise RuntimeError(
-            f"cannot serve metrics on {host}:{port}: {error.strerror}; see --metrics-port"
+            f"cannot serve metrics on {shown}:{port}: {error.strerror}; see --metrics-port"
         ) from error
-    address = f"{host}:{server.server_port}"
+    address = f"{shown}:{server.server_port}"
     logger.info("metrics on http://%s/metrics", address)
     return server, address

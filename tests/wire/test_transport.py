@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from prometheus_client import CollectorRegistry
 
 from forerun.client import connection
 from forerun.obs.metrics_port import serve_metrics
+from forerun.obs.process_info import server_registry
+from forerun.obs.scrape import scrape
 from forerun.transport import Options, Security, channel_options, server_options
 
 SPEED = 30  # gRPC pings once a second at most
@@ -94,12 +97,34 @@ async def test_an_address_that_cannot_be_had_says_why(tmp_path: Path) -> None:
     assert _names(tmp_path) == []
 
 
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
 def test_a_port_of_metrics_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         message = f"cannot serve metrics on 127.0.0.1:{port}: Address already in use"
         with pytest.raises(RuntimeError, match=message):
             serve_metrics(CollectorRegistry(), port, "unix:/tmp/socket")
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_the_address_of_metrics_can_be_used_as_it_is_told() -> None:
+    server, address = serve_metrics(server_registry(), 0, "[::1]:50051")
+    try:
+        assert address == f"[::1]:{server.server_port}"
+        assert scrape(address, 5.0).value("forerun_build_info") == 1
+        message = re.escape(f"cannot serve metrics on {address}: Address already in use")
+        with pytest.raises(RuntimeError, match=message):
+            serve_metrics(CollectorRegistry(), server.server_port, "[::1]:50051")
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def _names(folder: Path) -> list[str]:
