@@ -15,6 +15,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from forerun.obs.process_info import server_registry
 from forerun.stats import SessionStats
 from verify_server.sessions import Dropped, Phase
+from verify_server.stops import FinishReason
 
 STEP_BUCKETS = (
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2
@@ -70,8 +71,13 @@ class Metrics:
             "rows_per_step", "Rows of one step, of all sessions.", ROW_BUCKETS
         )
         self._step_seconds = self._histogram("step_seconds", "Duration of one step.", STEP_BUCKETS)
+        # A rate of what never happened is 0, not missing.
         for reason in Dropped:
             self._stale.labels(reason.value)
+        for end in FinishReason:
+            self._finished.labels(end.value)
+        for kind in ("decode", "prefill"):
+            self._rows.labels(kind)
 
     def record_counts(self, counts: SessionStats) -> None:
         """Adds what the sessions of one step got together."""

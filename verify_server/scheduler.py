@@ -86,6 +86,7 @@ class Scheduler:
         self._free_ns = 0  # when the last step ended
         self._output: StepOutput = {}
         self._refusal: ForerunError | None = None
+        self._tell_load()
 
     @property
     def num_sessions(self) -> int:
@@ -140,14 +141,7 @@ class Scheduler:
                     self._finish(session, end)
             self._residency.admit()
             self._free_ns = self._clock_ns()
-        phases = Counter(session.phase for session in self._sessions.values())
-        self.metrics.set_load(phases)
-        self.metrics.set_pages(
-            total=self._engine.info.pages_total,
-            free=self._engine.pages_free,
-            cached=self._engine.pages_cached,
-            evicted=self._engine.pages_evicted,
-        )
+        self._tell_load()
         output, self._output = self._output, {}
         return output
 
@@ -234,6 +228,15 @@ class Scheduler:
             self._stream(event.stream).failures.append(Failure(event.session, error, ended=False))
             return
         session.take(event.tree.first(session.granted.nodes), event.received_ns)
+
+    def _tell_load(self) -> None:
+        self.metrics.set_load(Counter(session.phase for session in self._sessions.values()))
+        self.metrics.set_pages(
+            total=self._engine.info.pages_total,
+            free=self._engine.pages_free,
+            cached=self._engine.pages_cached,
+            evicted=self._engine.pages_evicted,
+        )
 
     def _expire(self, now_ns: int) -> None:
         for session in list(self._sessions.values()):

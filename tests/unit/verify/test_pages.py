@@ -33,6 +33,18 @@ def small_pool(pages: int = 6, **settings: Any) -> Stepping:
     return Stepping(target, **({"draft_nodes": 3, "draft_depth": 3} | settings))
 
 
+def test_a_server_that_has_done_nothing_tells_of_its_pool() -> None:
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in small_pool(pages=6).metrics.registry.collect()
+        for sample in family.samples
+    }
+    assert samples["forerun_verify_pages", "free"] == 6
+    assert samples["forerun_verify_sessions", "decoding"] == 0
+    assert samples["forerun_verify_finished_total", "length"] == 0
+    assert samples["forerun_verify_rows_total", "prefill"] == 0
+
+
 def assert_base(stepping: Stepping, max_tokens: int) -> None:
     for seen in stepping.seen.values():
         assert seen.tokens == decode_plainly(NEXT, seen.prompt, max_tokens)
