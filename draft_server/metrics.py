@@ -25,6 +25,7 @@ FALLBACKS = (
     *("drafter_error", "last_token", "tree_refused"),
 )
 STALE_KINDS = ("opened", "verdict", "hidden_states", "finished", "error", "draft")
+PARTS = ("draft", "queue", "verify", "other")
 ENDS = ("stop", "length", "cancelled", "error")
 LENGTH_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)
 FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -87,6 +88,7 @@ class DraftMetrics:
             (self.fallback, FALLBACKS),
             (self.stale, STALE_KINDS),
             (self.finished, ENDS),
+            (self.round_parts, PARTS),
         ):
             for value in values:
                 counter.labels(value)
@@ -109,12 +111,15 @@ class DraftMetrics:
         self, *, total_s: float, draft_s: float, queue_s: float, verify_s: float
     ) -> None:
         """Adds the time of one round; what no part accounts for goes to `other`: the wire, and
-        waiting for an event loop."""
+        waiting for an event loop. Together they are the round: of what began before the last
+        verdict was handled here, only the rest counts."""
         self.round_seconds.observe(total_s)
-        parts = {"draft": draft_s, "queue": queue_s, "verify": verify_s}
-        parts["other"] = max(0.0, total_s - sum(parts.values()))
-        for part, seconds in parts.items():
-            self.round_parts.labels(part).inc(seconds)
+        left_s = total_s
+        for part, seconds in (("verify", verify_s), ("queue", queue_s), ("draft", draft_s)):
+            counted_s = min(seconds, left_s)
+            self.round_parts.labels(part).inc(counted_s)
+            left_s -= counted_s
+        self.round_parts.labels("other").inc(left_s)
 
     def watch(self, calibrations: Mapping[str, Calibration]) -> None:
         """Tells how sure methods are of their nodes, and how often they are right."""
