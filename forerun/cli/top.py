@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 BAR = 24  # characters
 SCRAPE_TIMEOUT_S = 2.0
 MAX_INTERVAL_S = 86_400
+# Another value is another process, whose counters began anew.
+STARTED = "process_start_time_seconds"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,30 +44,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Shows until Ctrl-C, which is its ordinary end: 0. With --once, 1 where a server has no
-    metrics."""
+    """Shows until Ctrl-C, which is its ordinary end: 0. With --once, 1 where a server had no
+    metrics. What is no terminal gets one view after the other."""
     from rich.console import Console
     from rich.live import Live
 
     if not 0 < args.interval < MAX_INTERVAL_S:
         raise CommandError(f"--interval is {args.interval}; it must be above 0, and a day at most")
     console = Console()
-    with ThreadPoolExecutor(len(args.servers)) as threads:
-        before = list(threads.map(_read, args.servers))
-        if args.once:
-            time.sleep(args.interval)
-            after = list(threads.map(_read, args.servers))
-            console.print(_view(args.servers, before, after))
-            return int(any(isinstance(reading, str) for reading in after))
-        try:
-            with Live(console=console, screen=True, auto_refresh=False) as live:
-                while True:
-                    time.sleep(args.interval)
-                    after = list(threads.map(_read, args.servers))
-                    live.update(_view(args.servers, before, after), refresh=True)
-                    before = after
-        except KeyboardInterrupt:
-            return 0
+    readings = _readings(args.servers, args.interval)
+    if args.once:
+        before, after = next(readings)
+        console.print(_view(args.servers, before, after))
+        return int(any(isinstance(reading, str) for reading in (*before, *after)))
+    try:
+        if not console.is_terminal:
+            for before, after in readings:
+                console.print(_view(args.servers, before, after))
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            for before, after in readings:
+                live.update(_view(args.servers, before, after), refresh=True)
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _readings(
+    servers: list[str], interval_s: float
+) -> Iterator[tuple[list[Scrape | str], list[Scrape | str]]]:
+    """All servers' readings at the beginning and at the end of each interval, without end."""
+    with ThreadPoolExecutor(len(servers)) as threads:
+        before = list(threads.map(_read, servers))
+        while True:
+            time.sleep(interval_s)
+            after = list(threads.map(_read, servers))
+            yield before, after
+            before = after
 
 
 def _read(address: str) -> Scrape | str:
@@ -82,20 +97,26 @@ def _view(
 ) -> RenderableType:
     from rich.console import Group
     from rich.panel import Panel
+    from rich.text import Text
 
-    from forerun.obs.scrape import EMPTY, Change
+    from forerun.obs.scrape import Change
 
     parts: list[RenderableType] = []
     for server, old, new in zip(servers, before, after, strict=True):
         if isinstance(new, str):
-            parts.append(Panel(new, title=server, title_align="left", border_style="red"))
+            body, title = Text(new), Text(server)  # not as markup, which an address may look like
+            parts.append(Panel(body, title=title, title_align="left", border_style="red"))
             continue
-        change = Change(EMPTY if isinstance(old, str) else old, new)
+        if isinstance(old, str) or old.value(STARTED) != new.value(STARTED):
+            body = Text("answers since a moment ago; figures come with the next reading")
+            parts.append(Panel(body, title=Text(server), title_align="left"))
+            continue
+        change = Change(old, new)
         is_draft = any(sample.name.startswith("forerun_draft_") for sample in new.samples)
         level = next((k for k, v in new.by("forerun_isa_info", "level").items() if v), "?")
-        title = f"{'draft' if is_draft else 'verify'} server {server}, {level}"
-        body = _draft(change) if is_draft else _verify(change)
-        parts.append(Panel(body, title=title, title_align="left"))
+        name = f"{'draft' if is_draft else 'verify'} server {server}, {level}"
+        view = _draft(change) if is_draft else _verify(change)
+        parts.append(Panel(view, title=Text(name), title_align="left"))
     return Group(*parts)
 
 
@@ -180,14 +201,14 @@ def _bars(title: str) -> Table:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 1))
-    table.add_column(style="dim")
-    table.add_column(style="green", width=BAR)
-    table.add_column(justify="right")
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(style="green", overflow="crop")  # the one that gives way to a narrow terminal
+    table.add_column(justify="right", no_wrap=True)
     return table
 
 
 def _bar(share: float) -> str:
-    return "█" * round(BAR * min(max(share, 0.0), 1.0))
+    return ("█" * round(BAR * min(max(share, 0.0), 1.0))).ljust(BAR)
 
 
 def _number(value: float | None, digits: int = 0) -> str:

@@ -12,6 +12,9 @@ from http.client import HTTPException
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+# A proxy for the web is no way to the servers of one's own network.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
@@ -36,9 +39,6 @@ class Scrape:
                 key = sample.labels[label]
                 found[key] = found.get(key, 0.0) + sample.value
         return found
-
-
-EMPTY = Scrape(0.0, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def scrape(address: str, timeout_s: float) -> Scrape:
     """Reads the metrics at host:port. Raises OSError where nothing answers, ValueError where what
     does serves none of forerun's."""
     try:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=timeout_s) as response:
+        with _DIRECT.open(f"http://{address}/metrics", timeout=timeout_s) as response:
             text = response.read().decode()
     except HTTPException as error:
         raise ValueError(f"no HTTP at {address}; is it the port of --metrics-port?") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.samples import Sample
 
-from forerun.obs.scrape import EMPTY, Change, Scrape, scrape
+from forerun.obs.scrape import Change, Scrape, scrape
 
 
 class Served:
@@ -79,7 +80,15 @@ def test_a_server_that_restarted_counts_from_nothing() -> None:
         Scrape(at, [Sample(tokens, {}, value)]) for at, value in ((1.0, 1000.0), (2.0, 30.0))
     )
     assert Change(before, after).rate(tokens) == 30
-    assert Change(EMPTY, after).of(tokens) == 30
+
+
+def test_a_proxy_of_the_web_is_not_asked(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    # urlopen keeps the proxies of its first call.
+    monkeypatch.setattr(urllib.request, "_opener", None)
+    served.tokens.inc(3)
+    assert served.read().value("forerun_tokens_total") == 3
 
 
 def test_nobody_there_is_an_error() -> None:

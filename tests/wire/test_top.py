@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Callable
 
 import pytest
+from prometheus_client.samples import Sample
 
 from draft_server.drafters.ngram import NgramDrafter
-from forerun.cli import main
+from forerun.cli import main, top
+from forerun.obs.scrape import Scrape
 from tests.fixtures.servers import Running, servers
 from tests.fixtures.tiny import shared_checkpoint
 from verify_server.config import VerifyConfig
@@ -54,3 +58,71 @@ def test_an_interval_that_cannot_be_is_refused(
 ) -> None:
     assert main(["top", "--once", "--interval", interval, "127.0.0.1:1"]) == 1
     assert f"--interval is {float(interval)}; it must be above 0" in capsys.readouterr().err
+
+
+def reading(at: float, tokens: float, started: float = 1.0) -> Scrape:
+    values = {"forerun_draft_emitted_total": tokens, top.STARTED: started}
+    return Scrape(at, [Sample(name, {}, value) for name, value in values.items()])
+
+
+def reads(*given: Scrape | str) -> Callable[[str], Scrape | str]:
+    """In place of reading: these, then Ctrl-C."""
+    left = iter(given)
+
+    def read(address: str) -> Scrape | str:
+        for each in left:
+            return each
+        raise KeyboardInterrupt
+
+    return read
+
+
+def tokens_per_second(shown: str) -> list[str]:
+    return re.findall(r"tokens/s +(\S+)", shown)
+
+
+def test_what_is_no_terminal_gets_one_view_after_the_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views = reads(reading(1, 10), reading(2, 30), reading(4, 40))
+    monkeypatch.setattr(top, "_read", views)
+    assert main(["top", "--interval", "0.001", "a:1"]) == 0
+    assert tokens_per_second(capsys.readouterr().out) == ["20", "5"]
+
+
+@pytest.mark.parametrize("before", ["no metrics: refused", reading(1, 10, started=0.5)])
+def test_a_server_that_has_just_come_has_no_rates_yet(
+    before: Scrape | str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those since its start, by the time of the interval or of this machine, would be wrong."""
+    monkeypatch.setattr(top, "_read", reads(before, reading(2, 5000), reading(3, 5020)))
+    assert main(["top", "--interval", "0.001", "a:1"]) == 0
+    shown = capsys.readouterr().out
+    assert "figures come with the next reading" in shown
+    assert tokens_per_second(shown) == ["20"]
+
+
+def test_without_a_first_reading_once_is_an_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(top, "_read", reads("no metrics: refused", reading(2, 5000)))
+    assert main(["top", "--once", "--interval", "0.001", "a:1"]) == 1
+
+
+@pytest.mark.parametrize("address", ["[fe80::1]:9101", "[/x]:1"])
+def test_an_address_is_shown_as_it_was_given(
+    address: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(top, "_read", reads(f"no metrics: {address}", reading(1, 0), reading(2, 0)))
+    assert main(["top", "--interval", "0.001", address]) == 0
+    assert capsys.readouterr().out.count(address) == 2
+
+
+def test_a_narrow_terminal_loses_bars_before_words(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    pages = [Sample("forerun_verify_pages", {"state": "cached"}, 1234.0)]
+    monkeypatch.setattr(top, "_read", reads(Scrape(1, pages), Scrape(2, pages)))
+    assert main(["top", "--interval", "0.001", "a:1"]) == 0
+    assert re.search(r"cached +█+ +1234", capsys.readouterr().out)
