@@ -109,6 +109,29 @@ def test_dashboards_are_what_grafana_provisions() -> None:
         assert max(x for x, _ in places) < 24
 
 
+def test_a_figure_of_idle_servers_is_no_nan() -> None:
+    """Nothing over nothing, which a curve leaves out and a figure would show."""
+    quotients = [
+        (panel["title"], panel["fieldConfig"]["defaults"].get("mappings", ()))
+        for dashboard in DASHBOARDS
+        for panel in panels(dashboard)
+        if panel["type"] == "stat" and "/ " in panel["targets"][0]["expr"]
+        if "rate(" in panel["targets"][0]["expr"]
+    ]
+    assert len(quotients) > 5
+    for title, mappings in quotients:
+        assert [(m["type"], m["options"]["match"]) for m in mappings] == [("special", "nan")], title
+
+
+def test_a_series_of_each_server_names_its_server() -> None:
+    """Several servers of a kind would have the same legend."""
+    for dashboard in DASHBOARDS:
+        for panel in panels(dashboard):
+            for target in panel["targets"]:
+                summed = re.search(r"\b(sum|min|histogram_quantile)\b", target["expr"])
+                assert summed or "{{instance}}" in target["legendFormat"], panel["title"]
+
+
 def test_every_alert_has_its_run_book() -> None:
     rules = (PROMETHEUS / "rules.yml").read_text()
     books = re.findall(r"runbook: docs/operations\.md#(\S+)", rules)
