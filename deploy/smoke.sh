@@ -10,6 +10,8 @@ export COMPOSE_PROJECT_NAME=forerun-smoke FORERUN_VERSION=smoke FORERUN_PORT=${F
 export FORERUN_BIND=127.0.0.1 FORERUN_BUILD_NETWORK=${FORERUN_BUILD_NETWORK:-host}
 # Processors that the kernel can be seen to hold to: the verify server on the first alone.
 export VERIFY_CPUS=${VERIFY_CPUS:-0} DRAFT_CPUS=${DRAFT_CPUS:-1}
+# The default model by n-grams, whatever deploy/.env says of the servers that are not for this test.
+export FORERUN_MODEL= DRAFT_METHOD= DRAFT_HEAD=
 # The machine's own cache of models, so that nothing is fetched twice.
 export FORERUN_MODELS=${FORERUN_MODELS:-${FORERUN_CACHE:-$HOME/.cache/forerun}}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -94,3 +95,13 @@ def test_names_in_deployments_are_settings() -> None:
         assert names
         for key in names:
             assert hasattr(config, key.removeprefix(prefix).lower()), key
+
+
+def test_the_smoke_test_depends_on_no_settings_of_this_machine() -> None:
+    """deploy/.env is read by every command of Compose, unless the environment has the name."""
+    files = (DEPLOY / "compose.yaml").read_text() + (DEPLOY / "compose.two-cores.yaml").read_text()
+    asked = set(re.findall(r"\$\{(\w+)", files))
+    lines = re.findall(r"^export (.*)$", (DEPLOY / "smoke.sh").read_text(), re.M)
+    given = set(re.findall(r"(\w+)=", " ".join(lines)))
+    elsewhere = {"VERIFY_NODE", "DRAFT_NODE", "GRAFANA_PORT"}  # of no node, and not started
+    assert asked - elsewhere <= given
