@@ -27,6 +27,8 @@ FALLBACKS = (
 STALE_KINDS = ("opened", "verdict", "hidden_states", "finished", "error", "draft")
 PARTS = ("draft", "queue", "verify", "other")
 ENDS = ("stop", "length", "cancelled", "error")
+# Those that are no client's doing; others are there once they have happened.
+FAILURES = ("INTERNAL", "SESSION_LOST", "VERIFIER_UNREACHABLE")
 LENGTH_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)
 FIRST_TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
@@ -52,6 +54,9 @@ class DraftMetrics:
         self.fallback = self._counter("fallback", "Rounds without a proposal.", "reason")
         self.stale = self._counter("stale", "Replies dropped since they were out of date.", "kind")
         self.finished = self._counter("finished", "Generations that ended.", "reason")
+        self.errors = self._counter(
+            "errors", "Requests that ended by an error, or were refused.", "reason"
+        )
         self.reopened = self._counter("reopened", "Sessions opened again after a lost stream.")
         self.sessions = self._gauge("sessions", "Open generations.")
         self.trees_in_flight = self._gauge(
@@ -88,6 +93,7 @@ class DraftMetrics:
             (self.fallback, FALLBACKS),
             (self.stale, STALE_KINDS),
             (self.finished, ENDS),
+            (self.errors, FAILURES),
             (self.round_parts, PARTS),
         ):
             for value in values:

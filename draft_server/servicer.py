@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import grpc
 from grpc_status import rpc_status
+from prometheus_client import Counter
 
 from draft_server.drafting import DraftingThread
 from draft_server.metrics import DraftMetrics
@@ -70,7 +71,7 @@ class GenerateServicer(GenerateServiceServicer):
         # and the session open until it is collected.
         received = time.monotonic()
         span = self._tracer.start(names.REQUEST, request.traceparent, int(1e9 * received))
-        async with _reporting(context):
+        async with _reporting(context, self._metrics.errors):
             with ending(span):
                 session, prompt_tokens = await self._open(request, context, received, span)
                 try:
@@ -187,11 +188,14 @@ def _response(chunk: Chunk, prompt_tokens: int) -> generate_pb2.GenerateResponse
 
 
 @asynccontextmanager
-async def _reporting(context: Any) -> AsyncIterator[None]:
-    """Turns errors into statuses. What is not a ForerunError is logged, and told as INTERNAL."""
+async def _reporting(context: Any, errors: Counter | None = None) -> AsyncIterator[None]:
+    """Turns errors into statuses. What is not a ForerunError is logged, and told as INTERNAL.
+    errors: where they are counted by their reasons."""
     try:
         yield
     except ForerunError as error:
+        if errors is not None:
+            errors.labels(error.reason).inc()
         if error.reason == "VERIFIER_UNREACHABLE":
             # It was waited for already. A call whose headers came is not tried again by gRPC, which
             # would wait as long each time.
@@ -202,4 +206,6 @@ async def _reporting(context: Any) -> AsyncIterator[None]:
         raise
     except Exception as error:
         logger.exception("a request failed")
+        if errors is not None:
+            errors.labels("INTERNAL").inc()
         await context.abort_with_status(rpc_status.to_status(to_status(error)))

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import urllib.request
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,11 @@ async def test_what_is_refused_names_the_field() -> None:
                     pass
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert not pair.verifier.opens, "nothing of this reached the target"
+        reasons = Counter(reason for _, _, reason in REFUSED.values())
+        reasons["EMPTY_PROMPT"] += 1  # the request without a prompt
+        for reason, count in reasons.items():
+            assert pair.sample("errors_total", reason=reason) == count, reason
+        assert pair.sample("errors_total", reason="INTERNAL") == 0
 
 
 class Waiting(Tokenizer):
