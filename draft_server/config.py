@@ -53,7 +53,7 @@ class DraftConfig(Settings):
     prefill_chunk: int = setting(
         256, "rows in one forward of the draft model at most", int, minimum=1
     )
-    min_match: int = setting(2, "tokens that --draft ngram must match at least", int, minimum=1)
+    min_match: int = setting(1, "tokens that --draft ngram must match at least", int, minimum=1)
     min_probability: float = setting(
         0.1, "least path probability of a node of --draft ngram", float, minimum=0
     )

@@ -25,7 +25,7 @@ MAX_MATCH_LENGTH = 24
 # Tokens indexed in one call, so that a long prompt does not hold up other sessions (about 8 ms).
 MAX_INDEXED = 4096
 # Weight of "something that did not follow before", against the square of a match length: one match
-# of 2 tokens is then continued with probability 1/2, one of 4 with 4/5.
+# of 1 token is then continued with probability 1/5, one of 2 with 1/2, one of 4 with 4/5.
 ESCAPE_WEIGHT = 4.0
 
 # Tokens, the place in them where a continuation begins, and the length of the match before it.
@@ -88,7 +88,7 @@ class NgramDrafter:
 
     def __init__(
         self,
-        min_match: int = 2,
+        min_match: int = 1,
         min_probability: float = 0.1,
         archive: Archive | None = None,
     ) -> None:

@@ -47,7 +47,7 @@ class DraftSettings:
     as much as the model can).
     """
 
-    min_match: int = 2
+    min_match: int = 1
     min_probability: float = 0.1
     archive_tokens: int = 0
     min_product: float = 0.02
