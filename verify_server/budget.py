@@ -85,12 +85,16 @@ class Pace:
         """The chance that a node is accepted if its parent is."""
         return self.accepted / self.tries
 
-    def record_round(self, accepted: int, depth: int) -> None:
-        """Counts a round whose tree, of that depth, was verified."""
+    def record_round(self, accepted: int, depth: int, *, pausing: bool = True) -> None:
+        """Counts a round whose tree, of that depth, was verified. pausing: whether the session is
+        to pause where too little is accepted; otherwise a round alone ends a pause."""
         self.period = 1
         self.accepted = ROUND_KEPT * self.accepted + accepted
         self.tries = ROUND_KEPT * self.tries + min(accepted + 1, depth)
-        self._record(accepted, FIRST_PAUSE, LONGEST_PAUSE)
+        if pausing:
+            self._record(accepted, FIRST_PAUSE, LONGEST_PAUSE)
+        else:
+            self.mean, self.pause = max(self.mean, WORTHWHILE_MEAN), FIRST_PAUSE
 
     def record_nothing(self, answer: float) -> None:
         """Counts a round for which there was nothing to propose. answer: how long it took to say

@@ -191,7 +191,7 @@ class Judge:
         if session.granted.nodes == 0:
             session.pace.record_plain_step()
         elif tree.num_nodes:
-            session.pace.record_round(accepted, tree.max_depth)
+            session.pace.record_round(accepted, tree.max_depth, pausing=self._config.adaptive)
         elif session.tree is None or session.waited_ns > max(timing.verify_ns, self._patience_ns):
             session.pace.record_silence()
         elif plain and self._config.adaptive:

@@ -62,6 +62,14 @@ def test_unaccepted_drafts_fall_to_plain_decoding_and_try_again() -> None:
     assert seen.finished[0].stats.drafted_by_depth == [len(drafted)] * 2 + [7] * 2
 
 
+def test_unaccepted_drafts_are_asked_for_all_the_same_where_all_is_to_be_measured() -> None:
+    stepping = Stepping(ScriptedTarget(NEXT), adaptive=False)
+    seen = stepping.open(1, [1], 41, drafting=True)
+    stepping.run(lambda seen: chain(NEXT, seen.committed, 0, 4, VOCAB))
+    stats = seen.finished[0].stats
+    assert (stats.rounds, stats.accepted) == (39, 0), "the last token has no room for a proposal"
+
+
 def test_drafts_that_begin_to_be_right_are_found_soon_and_wrong_ones_cost_little() -> None:
     """As where an answer begins to quote its prompt after 600 tokens of its own."""
     target = ScriptedTarget(NEXT, max_context=1000, pages_total=250)
