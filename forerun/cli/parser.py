@@ -53,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Python flushes standard output once more as it exits; that must not fail as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except SystemExit as ending:
+        if isinstance(ending.__context__, BrokenPipeError):  # which rich has dealt with, as above
+            return BROKEN_PIPE
+        raise
     except Exception as error:
         if os.environ.get("FORERUN_DEBUG") or not _is_for_people(error):
             raise

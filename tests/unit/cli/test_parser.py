@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -130,3 +131,23 @@ def test_every_command_has_a_help_text(command: str, capsys: Any) -> None:
         parser.main([command, "--help"])
     assert caught.value.code == 0
     assert f"usage: forerun {command}" in capsys.readouterr().out
+
+
+def test_a_reader_of_a_table_who_goes_away_is_a_broken_pipe() -> None:
+    """rich makes an exit of 1 of it, as if the command had failed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [
+        sys.executable,
+        "-m",
+        "forerun.cli",
+        "top",
+        "--once",
+        "--interval",
+        "0.01",
+        "127.0.0.1:1",
+    ]
+    try:
+        assert subprocess.run(command, stdout=writer, timeout=60).returncode == 141
+    finally:
+        os.close(writer)
