@@ -35,7 +35,7 @@ def trained(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
         answer_tokens=10**9,
         generation=replace(SETTINGS, max_answer=ANSWER, greedy=1.0),
         training=TrainingSettings(
-            method=method, tokens=6000, draft_vocab=DRAFT_VOCAB, batch_rows=60, unroll=2
+            method=method, tokens=3600, draft_vocab=DRAFT_VOCAB, batch_rows=60, unroll=2
         ),
         threads=1,
     )
