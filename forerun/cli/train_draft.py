@@ -13,9 +13,7 @@ from forerun.cli.parser import INTERRUPTED
 from forerun.cli.torch_extra import require_torch
 
 METHODS = ("eagle3", "eagle", "mtp")
-WITH_DRAFT_VOCAB = "eagle3"  # the others score all that the target does
 DEFAULT_TARGET = "default"
-DEFAULT_DRAFT_VOCAB = 8192
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,9 +78,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     training.add_argument(
         "--draft-vocab",
         type=int,
+        default=8192,
         metavar="N",
-        help="tokens that a head of eagle3 can propose, the others propose all; "
-        f"default: {DEFAULT_DRAFT_VOCAB}",
+        help="tokens that the head is taught, those most frequent in answers; eagle3 can propose "
+        "no others; default: 8192",
     )
 
 
@@ -91,11 +90,6 @@ def run(args: argparse.Namespace) -> int:
     require_torch("training")
     if args.minutes <= 0 and args.tokens <= 0 and args.only != "data":
         raise CommandError("training needs an end; give --minutes or --tokens")
-    if args.draft_vocab is not None and args.method != WITH_DRAFT_VOCAB:
-        raise CommandError(
-            f"--draft-vocab goes with --method {WITH_DRAFT_VOCAB}; a head of {args.method} "
-            "proposes all tokens of the target"
-        )
 
     from forerun.models import default_model_path
     from forerun.obs.logs import configure_logging
@@ -116,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         ),
         training=TrainingSettings(
             method=args.method,
-            draft_vocab=DEFAULT_DRAFT_VOCAB if args.draft_vocab is None else args.draft_vocab,
+            draft_vocab=args.draft_vocab,
             minutes=args.minutes if args.only != "data" else 1.0,
             tokens=args.tokens,
             seed=args.seed,

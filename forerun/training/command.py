@@ -95,7 +95,7 @@ def _publish(job: Job, target: Target, corpus: Corpus, trainer: Trainer) -> None
         for weight in trainer.head.parameters():
             weight.copy_(weight.bfloat16())
     head = trainer.head
-    write_head(job.out, head.published(target.config, trainer.vocabulary))
+    write_head(job.out, head.published(target.config))
     card = Card(
         title=head.title,
         method=head.name,
@@ -112,7 +112,7 @@ def _publish(job: Job, target: Target, corpus: Corpus, trainer: Trainer) -> None
         acceptance={shape: trainer.measure(shape) for shape in (evaluation.CHAIN, evaluation.TREE)},
         settings={
             "data": job.generation.to_json(),
-            "training": job.training.to_json() | {"draft_vocab": len(trainer.vocabulary)},
+            "training": job.training.to_json(),
             "loss": {"token_weight": head.token_weight, "feature_weight": head.feature_weight},
         },
     )

@@ -17,18 +17,24 @@ from forerun.training.vocabulary import DraftVocabulary
 
 
 class EagleHead(Head):
-    """The head. target_head: float32 [draft_vocab, hidden], the target's, which is not trained."""
+    """The head. target_head: float32 [vocab_size, hidden], the target's, which is not trained."""
 
     name = "eagle"
     title = "EAGLE-1"
-    whole_vocabulary = True
     # The paper's: its regression counts 1, its classification 0.1.
     token_weight = 0.1
     feature_weight = 1.0
 
-    def __init__(self, shape: HeadShape, inverse_frequencies: Tensor, target_head: Tensor) -> None:
-        super().__init__(shape, inverse_frequencies)
+    def __init__(
+        self,
+        shape: HeadShape,
+        inverse_frequencies: Tensor,
+        target_head: Tensor,
+        taught: DraftVocabulary,
+    ) -> None:
+        super().__init__(shape, inverse_frequencies, DraftVocabulary.whole(len(target_head)))
         self._target_head = target_head
+        self._taught = target_head[taught.target_ids]
         self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)
         self.layers = nn.ModuleList([DecoderLayer(shape, shape.hidden)])
 
@@ -38,12 +44,12 @@ class EagleHead(Head):
         return (target.num_layers,)
 
     @classmethod
-    def begin(cls, target: Target, vocabulary: DraftVocabulary) -> Self:
+    def begin(cls, target: Target, taught: DraftVocabulary) -> Self:
         """As a target whose state stays as it is. The layer is the target's last, but silent: what
         left the final norm has another scale than what it was made for, and no norm mends that."""
         config = target.config
         shape = HeadShape.of_target(config, bias=config.attention_bias)
-        head = cls(shape, rotation_of(config), target.head[vocabulary.target_ids])
+        head = cls(shape, rotation_of(config), target.head, taught)
         head.layer.begin_as(target.last_layer)
         head.layer.silence()
         with torch.no_grad():
@@ -67,7 +73,10 @@ class EagleHead(Head):
     def scores(self, output: Tensor) -> Tensor:
         return output @ self._target_head.T
 
-    def published(self, target: ModelConfig, vocabulary: DraftVocabulary) -> Published:
+    def taught_scores(self, output: Tensor) -> Tensor:
+        return output @ self._taught.T
+
+    def published(self, target: ModelConfig) -> Published:
         config = {
             "architectures": ["LlamaForCausalLM"],
             **layer_config(self.shape, target),

@@ -26,21 +26,23 @@ class _MidLayer(DecoderLayer):
 
 
 class Eagle3Head(Head):
-    """The head. num_taps: hidden states of the target that a row sees. draft_vocab: tokens that it
-    scores."""
+    """The head. num_taps: hidden states of the target that a row sees."""
 
     name = "eagle3"
     title = "EAGLE-3"
-    whole_vocabulary = False
 
     def __init__(
-        self, shape: HeadShape, inverse_frequencies: Tensor, num_taps: int, draft_vocab: int
+        self,
+        shape: HeadShape,
+        inverse_frequencies: Tensor,
+        vocabulary: DraftVocabulary,
+        num_taps: int,
     ) -> None:
-        super().__init__(shape, inverse_frequencies)
+        super().__init__(shape, inverse_frequencies, vocabulary)
         self.fc = nn.Linear(num_taps * shape.hidden, shape.hidden, bias=False)
         self.midlayer = _MidLayer(shape)
         self.norm = rms_norm(shape)
-        self.lm_head = nn.Linear(shape.hidden, draft_vocab, bias=False)
+        self.lm_head = nn.Linear(shape.hidden, len(vocabulary), bias=False)
 
     @classmethod
     def taps(cls, target: ModelConfig) -> tuple[int, ...]:
@@ -53,12 +55,11 @@ class Eagle3Head(Head):
         return default_taps(target.num_layers)
 
     @classmethod
-    def begin(cls, target: Target, vocabulary: DraftVocabulary) -> Self:
+    def begin(cls, target: Target, taught: DraftVocabulary) -> Self:
         """As what the target's last layer and head would say of its last tap. The half of the
         projections that sees the token's embedding begins at 0."""
         shape = HeadShape.of_target(target.config)
-        num_taps = len(cls.taps(target.config))
-        head = cls(shape, rotation_of(target.config), num_taps, len(vocabulary))
+        head = cls(shape, rotation_of(target.config), taught, len(cls.taps(target.config)))
         layer = head.midlayer
         layer.begin_as(target.last_layer)
         with torch.no_grad():
@@ -68,7 +69,7 @@ class Eagle3Head(Head):
             # Scales embeddings to the size that the first layer's attention is used to.
             layer.input_layernorm.weight.copy_(target.first_norm)
             head.norm.weight.copy_(target.final_norm)
-            head.lm_head.weight.copy_(target.head[vocabulary.target_ids])
+            head.lm_head.weight.copy_(target.head[taught.target_ids])
         return head
 
     @property
@@ -88,15 +89,18 @@ class Eagle3Head(Head):
         scores: Tensor = self.lm_head(self.norm(output))
         return scores
 
-    def published(self, target: ModelConfig, vocabulary: DraftVocabulary) -> Published:
+    def taught_scores(self, output: Tensor) -> Tensor:
+        return self.scores(output)
+
+    def published(self, target: ModelConfig) -> Published:
         """The ids of the taps are the layers whose inputs they are."""
         tensors: dict[str, Tensor] = dict(self.named_parameters())
-        tensors["d2t"] = vocabulary.d2t
-        tensors["t2d"] = vocabulary.t2d(target.vocab_size)
+        tensors["d2t"] = self.vocabulary.d2t
+        tensors["t2d"] = self.vocabulary.t2d(target.vocab_size)
         config = {
             "architectures": ["LlamaForCausalLMEagle3"],
             **layer_config(self.shape, target),
-            "draft_vocab_size": len(vocabulary),
+            "draft_vocab_size": len(self.vocabulary),
             "attention_bias": False,
             "mlp_bias": False,
             "eagle_aux_hidden_state_layer_ids": list(self.taps(target)),

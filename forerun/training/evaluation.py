@@ -59,7 +59,7 @@ class Acceptance:
 def measure(
     head: Head, examples: Iterable[Example], token_embeddings: Tensor, shape: DraftShape
 ) -> Acceptance:
-    """Acceptance over the examples. token_embeddings: [draft_vocab, hidden], of the draft's ids."""
+    """Acceptance over the examples. token_embeddings: [n, hidden], of the head's vocabulary."""
     acceptance = Acceptance()
     for example in examples:
         accepted = accepted_lengths(head, example, token_embeddings, shape).tolist()
@@ -99,7 +99,7 @@ def accepted_lengths(
         children = head.scores(outputs).log_softmax(-1).topk(shape.breadth, -1)
         scores = (log_probabilities[..., None] + children.values).flatten(1)
         tokens = children.indices.flatten(1)
-        labels = _labels_from(example, depth)
+        labels = _labels_from(head, example, depth)
         right = is_right.repeat_interleave(shape.breadth, 1) & (tokens == labels[:, None])
         all_scores.append(scores)
         all_right.append(right)
@@ -130,10 +130,10 @@ def accepted_lengths(
     return right.gather(1, kept).sum(1)
 
 
-def _labels_from(example: Example, depth: int) -> Tensor:
+def _labels_from(head: Head, example: Example, depth: int) -> Tensor:
     """int64 [num_rows]: the document's draft id at depth + 1 below each row's root; -1 beyond."""
     labels = torch.full((example.num_rows,), -1, dtype=torch.int64)
-    there = example.labels[example.first + 2 + depth :]
+    there = head.vocabulary.draft_ids(example.token_ids[example.first + 2 + depth :])
     labels[: len(there)] = there
     return labels
 

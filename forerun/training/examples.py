@@ -46,6 +46,7 @@ class Examples:
             embeddings=self._target.embedding[ids].float(),
             taps=states[:, : self._num_taps].float(),
             first=first,
+            token_ids=ids,
             labels=self._vocabulary.draft_ids(ids),
             final=final,
             teacher=(final @ self._teacher.T).softmax(-1),

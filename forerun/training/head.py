@@ -66,23 +66,25 @@ class DecoderLayer(nn.Module):
 
 
 class Head(nn.Module, ABC):
-    """A head. inverse_frequencies: float32 [head_dim / 2], of its rotation.
+    """A head. inverse_frequencies: float32 [head_dim / 2], of its rotation. vocabulary: what it can
+    propose.
 
-    name: what --method and --draft call it. title: what people call it. whole_vocabulary: whether
-    it scores all of the target's tokens; else it has a draft vocabulary. token_weight: of the
+    name: what --method and --draft call it. title: what people call it. token_weight: of the
     cross-entropy in the loss; feature_weight: of the distance of its outputs from the target's
     states after the final norm.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
-    whole_vocabulary: ClassVar[bool]
     token_weight: ClassVar[float] = 1.0
     feature_weight: ClassVar[float] = 0.0
 
-    def __init__(self, shape: HeadShape, inverse_frequencies: Tensor) -> None:
+    def __init__(
+        self, shape: HeadShape, inverse_frequencies: Tensor, vocabulary: DraftVocabulary
+    ) -> None:
         super().__init__()
         self.shape = shape
+        self.vocabulary = vocabulary
         self._inverse_frequencies = inverse_frequencies
 
     @classmethod
@@ -93,8 +95,9 @@ class Head(nn.Module, ABC):
 
     @classmethod
     @abstractmethod
-    def begin(cls, target: Target, vocabulary: DraftVocabulary) -> Self:
-        """A head that was not trained yet, made of the target's weights."""
+    def begin(cls, target: Target, taught: DraftVocabulary) -> Self:
+        """A head that was not trained yet, made of the target's weights. taught: the tokens that
+        its loss will look at."""
 
     @property
     @abstractmethod
@@ -112,10 +115,14 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def scores(self, output: Tensor) -> Tensor:
-        """[..., draft_vocab], of what `finish` gave."""
+        """[..., size of its vocabulary], of what `finish` gave."""
 
     @abstractmethod
-    def published(self, target: ModelConfig, vocabulary: DraftVocabulary) -> Published:
+    def taught_scores(self, output: Tensor) -> Tensor:
+        """[..., taught], those that the loss looks at."""
+
+    @abstractmethod
+    def published(self, target: ModelConfig) -> Published:
         """The published form, as other engines read it. Raises ValueError for a target that it has
         no words for."""
 

@@ -28,15 +28,21 @@ class _MtpLayer(DecoderLayer):
 
 
 class MtpHead(Head):
-    """The layer. target_head: float32 [draft_vocab, hidden], the target's, which is not trained."""
+    """The layer. target_head: float32 [vocab_size, hidden], the target's, which is not trained."""
 
     name = "mtp"
     title = "Multi-token prediction"
-    whole_vocabulary = True
 
-    def __init__(self, shape: HeadShape, inverse_frequencies: Tensor, target_head: Tensor) -> None:
-        super().__init__(shape, inverse_frequencies)
+    def __init__(
+        self,
+        shape: HeadShape,
+        inverse_frequencies: Tensor,
+        target_head: Tensor,
+        taught: DraftVocabulary,
+    ) -> None:
+        super().__init__(shape, inverse_frequencies, DraftVocabulary.whole(len(target_head)))
         self._target_head = target_head
+        self._taught = target_head[taught.target_ids]
         self.mtp_layers = nn.ModuleList([_MtpLayer(shape)])
 
     @classmethod
@@ -44,12 +50,12 @@ class MtpHead(Head):
         return layer_of(target).taps
 
     @classmethod
-    def begin(cls, target: Target, vocabulary: DraftVocabulary) -> Self:
+    def begin(cls, target: Target, taught: DraftVocabulary) -> Self:
         """As a target whose state stays as it is. The layer is the target's last, but silent: what
         left a norm is smaller than the residual stream that it was made for."""
         config = target.config
         shape = HeadShape.of_target(config, bias=config.attention_bias)
-        head = cls(shape, rotation_of(config), target.head[vocabulary.target_ids])
+        head = cls(shape, rotation_of(config), target.head, taught)
         layer = head.layer
         layer.begin_as(target.last_layer)
         layer.silence()
@@ -83,7 +89,10 @@ class MtpHead(Head):
     def scores(self, output: Tensor) -> Tensor:
         return output @ self._target_head.T
 
-    def published(self, target: ModelConfig, vocabulary: DraftVocabulary) -> Published:
+    def taught_scores(self, output: Tensor) -> Tensor:
+        return output @ self._taught.T
+
+    def published(self, target: ModelConfig) -> Published:
         """config.json describes the model that the layer belongs to."""
         tensors = {f"model.{name}": weight for name, weight in self.named_parameters()}
         config = {

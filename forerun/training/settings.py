@@ -12,8 +12,8 @@ from forerun.training.optimisation import OptimiserSettings
 class TrainingSettings:
     """How a head is trained.
 
-    method: whose head it is, see methods.py. draft_vocab: tokens that it can propose, where it does
-    not score the whole vocabulary. unroll: steps on its own outputs; decay: weight of a
+    method: whose head it is, see methods.py. draft_vocab: tokens that the loss looks at;
+    eagle3 can propose no others. unroll: steps on its own outputs; decay: weight of a
     step relative to the one before. batch_rows: answer tokens in an optimiser step. minutes,
     tokens: the budget, in time spent computing and in answer tokens trained on, repeats counted;
     the one that is reached first ends it, 0 is no limit. checkpoint_minutes: between checkpoints;

@@ -72,8 +72,7 @@ class Trainer:
         found = read_checkpoint(path) if path.exists() else None
         if found is not None:
             self._require_same_method(found)
-        size = target.vocab_size if method.whole_vocabulary else settings.draft_vocab
-        self.vocabulary = self._vocabulary(target, size, found)
+        self.vocabulary = self._vocabulary(target, found)
         self.head = method.begin(target, self.vocabulary)
         self._optimiser = Optimiser(self.head, settings.optimiser)
         if found is not None:
@@ -83,7 +82,7 @@ class Trainer:
             self.progress = Progress(**found.state["progress"])
             self._order = Order(**found.state["order"])
         self._examples = Examples(target, self.vocabulary, taps, settings.cache_mib * MIB)
-        self._token_embeddings = target.embedding[self.vocabulary.target_ids].float()
+        self._token_embeddings = target.embedding[self.head.vocabulary.target_ids].float()
 
     @property
     def spent(self) -> float:
@@ -193,9 +192,8 @@ class Trainer:
                 "Take that method, or another work folder"
             )
 
-    def _vocabulary(
-        self, target: Target, size: int, found: TrainingCheckpoint | None
-    ) -> DraftVocabulary:
+    def _vocabulary(self, target: Target, found: TrainingCheckpoint | None) -> DraftVocabulary:
+        size = self._settings.draft_vocab
         if found is None:
             answers = (document.answer for document in self._training_documents())
             return DraftVocabulary.most_frequent(answers, size, target.vocab_size)

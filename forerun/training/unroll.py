@@ -4,7 +4,7 @@ Row t of step 0 sees the target's taps at t; in step k it stands at position t +
 output of step k - 1 in the place of the taps, and the document's token at t + 1 + k. It attends to
 the rows of step 0 up to t and to its own earlier steps: what a chain that was begun at t would see
 (training-time test, arXiv:2503.01840). The teacher is the target's distribution, restricted to the
-draft vocabulary; tokens outside it count for nothing.
+tokens that are taught; others count for nothing.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ class Example:
     """A document as the head is trained on it; n tokens.
 
     embeddings: float32 [n, hidden], of the tokens. taps: float32 [n, taps, hidden]. first: the
-    first row whose outcome counts, the prompt's last token. labels: int64 [n], the tokens' draft
-    ids, -1 outside the draft vocabulary. final: float32 [n - first, hidden], the target's states
-    after the final norm from `first` on; teacher: float32 [n - first, draft_vocab], its
-    probabilities of the token that follows each.
+    first row whose outcome counts, the prompt's last token. token_ids: int64 [n], the target's;
+    labels: int64 [n], their ids among the tokens that are taught, -1 for others. final: float32
+    [n - first, hidden], the target's states after the final norm from `first` on; teacher: float32
+    [n - first, taught], its probabilities of the token that follows each.
     """
 
     embeddings: Tensor
     taps: Tensor
     first: int
+    token_ids: Tensor
     labels: Tensor
     final: Tensor
     teacher: Tensor
@@ -114,7 +115,7 @@ def loss(head: Head, example: Example, steps: int, decay: float) -> tuple[Tensor
     # Scores are most of the cost: all steps at once, and none for rows that count for nothing.
     output, label, weight = torch.cat(outputs), torch.cat(labels), torch.cat(weights)
     kept = label >= 0
-    scores = head.scores(output[kept])
+    scores = head.taught_scores(output[kept])
     entropies = functional.cross_entropy(scores, torch.cat(teachers)[kept], reduction="none")
     total = head.token_weight * (entropies * weight[kept]).sum()
     if head.feature_weight:

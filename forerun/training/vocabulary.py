@@ -1,7 +1,7 @@
-"""Owns the draft vocabulary: which of the target's tokens a head can propose.
+"""Owns the draft vocabulary: which of the target's tokens a head is taught.
 
-A head's last matrix is most of what a step of drafting reads, and most tokens are never seen in
-answers, so a head scores the frequent ones alone.
+The last matrix is most of the work of a step, and most tokens are never seen in answers, so the
+frequent ones alone are scored: by the loss of every head, and by a head of its own in drafting too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class DraftVocabulary:
-    """The ids of the target that a head scores.
+    """Some of the ids of the target, or all of them.
 
     target_ids: int64 [draft_size], ascending; target_size: entries of the target's vocabulary.
     """
@@ -40,6 +40,11 @@ class DraftVocabulary:
             counts += np.bincount(answer, minlength=target_size)
         kept = np.argsort(-counts, kind="stable")[:draft_size]
         return cls(torch.from_numpy(np.sort(kept)), target_size)
+
+    @classmethod
+    def whole(cls, target_size: int) -> DraftVocabulary:
+        """All ids of a target."""
+        return cls(torch.arange(target_size), target_size)
 
     def __len__(self) -> int:
         return len(self.target_ids)

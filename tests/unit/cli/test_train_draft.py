@@ -44,12 +44,6 @@ def test_the_command_line_knows_the_methods_that_there_are() -> None:
     assert set(train_draft.METHODS) == set(METHODS)
 
 
-def test_a_draft_vocabulary_is_for_eagle3(capsys: Capture, tmp_path: Path) -> None:
-    command = f"train-draft --out {tmp_path} --method mtp --draft-vocab 99 --tokens 1"
-    assert main(command.split()) == 1
-    assert "--draft-vocab goes with --method eagle3" in capsys.readouterr().err
-
-
 def _write(path: Path, lines: list[dict[str, Any]]) -> Path:
     path.write_text("\n".join(map(json.dumps, lines)))
     return path

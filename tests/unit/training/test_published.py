@@ -73,7 +73,7 @@ OWN_TENSORS: dict[str, dict[str, tuple[int, ...]]] = {
 
 def publish(folder: Path, method: str, seed: int = 0) -> Path:
     head = random_head(method, seed)
-    write_head(folder, head.published(target().config, vocabulary(method)))
+    write_head(folder, head.published(target().config))
     return folder
 
 
@@ -95,7 +95,7 @@ def test_published_files_have_the_published_names_shapes_and_types(
         f"{prefix}mlp.down_proj.weight": (HIDDEN, INNER),
         **OWN_TENSORS[method],
     }
-    kept = vocabulary(method).target_ids.tolist()
+    kept = random_head(method).vocabulary.target_ids.tolist()
     if method == "eagle3":
         assert found.pop("d2t").tolist() == [t - i for i, t in enumerate(kept)]
         t2d = found.pop("t2d")
@@ -134,7 +134,7 @@ def test_config_json_tells_what_readers_ask(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["eagle3", "eagle"])
 def test_the_scaling_of_rotations_is_published(method: str) -> None:
     with open_checkpoint(_model(rope_parameters=LLAMA3_ROPE)) as opened:
-        config = random_head(method).published(opened.config, vocabulary(method)).config
+        config = random_head(method).published(opened.config).config
     wanted = {key: value for key, value in LLAMA3_ROPE.items() if key != "rope_theta"}
     assert config["rope_scaling"] == wanted
 
@@ -165,8 +165,8 @@ def test_targets_that_have_no_such_head_are_refused() -> None:
 @pytest.mark.parametrize("method", ["eagle", "mtp"])
 def test_biases_of_a_targets_layers_are_in_the_heads(method: str, tmp_path: Path) -> None:
     model = load_target(shared_checkpoint("qwen2"), kv_tokens=512, max_rows=64, threads=1)
-    kept = DraftVocabulary(torch.arange(NUM_TOKENS), NUM_TOKENS)
-    write_head(tmp_path, METHODS[method].begin(model, kept).published(model.config, kept))
+    head = METHODS[method].begin(model, DraftVocabulary.whole(NUM_TOKENS))
+    write_head(tmp_path, head.published(model.config))
     with READERS[method](tmp_path, model.config) as opened:
         for part, size in (("q", 64), ("k", 16), ("v", 16)):
             bias = from_bits(opened.read_rows(f"{part}_bias", 0, size))
@@ -209,7 +209,7 @@ def documents(
     """A method and some documents."""
     method = str(request.param)
     taps = METHODS[method].taps(target().config)
-    maker = Examples(target(), vocabulary(method), taps)
+    maker = Examples(target(), vocabulary(), taps)
     made = []
     for document in corpus(tmp_path_factory.mktemp("corpus"), prompts=3).documents:
         states = target().hidden(document.token_ids, taps).flatten(1).view(torch.int16)
@@ -225,7 +225,7 @@ def test_what_is_measured_is_what_the_drafter_proposes(
     """As wide as it has nodes, the measurement looks at all that the drafter does."""
     method, made = documents
     head = random_head(method, seed=1)
-    embeddings = target().embedding[vocabulary(method).target_ids].float()
+    embeddings = target().embedding[head.vocabulary.target_ids].float()
     config = EngineConfig(
         dtype="float32", kv_tokens=2048, threads=1, pin=False, vocab_size=NUM_TOKENS
     )
@@ -239,7 +239,7 @@ def test_what_is_measured_is_what_the_drafter_proposes(
         right += sum(expected)
         first = known.example.first
         assert expected == [
-            _accepted(running, known, row, shape, vocabulary(method).target_ids)
+            _accepted(running, known, row, shape)
             for row in range(first, first + known.example.num_rows)
         ]
     assert right > 3, "a test in which nothing is accepted shows nothing"
@@ -247,17 +247,15 @@ def test_what_is_measured_is_what_the_drafter_proposes(
 
 def _with_likely_labels(head: Any, example: Example, number: int) -> Example:
     """The example as if the document were what the head finds likely."""
-    likely = head.scores(next(unroll(head, example, 1))).topk(2).indices
-    labels = example.labels.clone()
+    best = head.scores(next(unroll(head, example, 1))).topk(2).indices
+    token_ids = example.token_ids.clone()
     for i in range(example.num_rows):
-        labels[example.first + 2 + i] = likely[i, (i + number) % 2]
-    return replace(example, labels=labels)
+        token_ids[example.first + 2 + i] = head.vocabulary.target_ids[best[i, (i + number) % 2]]
+    return replace(example, token_ids=token_ids)
 
 
-def _accepted(
-    running: DraftHead, known: Known, row: int, shape: DraftShape, target_ids: torch.Tensor
-) -> int:
-    """What of a fresh session's tree, whose root is the token after the row, is in the labels."""
+def _accepted(running: DraftHead, known: Known, row: int, shape: DraftShape) -> int:
+    """What of a fresh session's tree, whose root is the token after the row, is in the document."""
     sequence = running.open()
     assert running.reserve(sequence, row + 1 + shape.nodes)
     tokens = known.token_ids[1 : row + 2]
@@ -266,8 +264,7 @@ def _accepted(
     running.release(sequence)
     assert (drafted.token_ids < NUM_TOKENS).all(), "padding is never proposed"
     node, accepted = -1, 0
-    for label in known.example.labels[row + 2 :].tolist():
-        wanted = int(target_ids[label]) if label >= 0 else -1
+    for wanted in known.example.token_ids[row + 2 :].tolist():
         below = [
             i
             for i, (token, parent) in enumerate(

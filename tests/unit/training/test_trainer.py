@@ -24,7 +24,6 @@ from tests.fixtures.training import (
     corpus,
     random_head,
     target,
-    vocabulary,
 )
 
 
@@ -159,7 +158,7 @@ def test_a_checkpoint_that_names_no_method_is_of_eagle3(data: Corpus, tmp_path: 
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    write_head(tmp_path, random_head().published(target().config, vocabulary()))
+    write_head(tmp_path, random_head().published(target().config))
     with pytest.raises(ValueError, match="no checkpoint of training"):
         read_checkpoint(tmp_path / "model.safetensors")
 
