@@ -95,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
     from forerun.obs.logs import configure_logging
     from forerun.training.command import Job, train_draft
     from forerun.training.generation import GenerationSettings
+    from forerun.training.methods import METHODS as HEADS
+    from forerun.training.optimisation import OptimiserSettings
     from forerun.training.settings import TrainingSettings
 
     configure_logging("info")
@@ -114,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
             minutes=args.minutes if args.only != "data" else 1.0,
             tokens=args.tokens,
             seed=args.seed,
+            optimiser=OptimiserSettings(muon_rate=HEADS[args.method].muon_rate),
         ),
         only=args.only,
         threads=args.threads,

@@ -71,13 +71,14 @@ class Head(nn.Module, ABC):
 
     name: what --method and --draft call it. title: what people call it. token_weight: of the
     cross-entropy in the loss; feature_weight: of the distance of its outputs from the target's
-    states after the final norm.
+    states after the final norm. muon_rate: the peak that suits it.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     token_weight: ClassVar[float] = 1.0
     feature_weight: ClassVar[float] = 0.0
+    muon_rate: ClassVar[float] = 0.05
 
     def __init__(
         self, shape: HeadShape, inverse_frequencies: Tensor, vocabulary: DraftVocabulary
