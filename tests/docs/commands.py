@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -277,6 +278,8 @@ def output(command: list[str]) -> tuple[int, str]:
 
 def execute(command: list[str]) -> NoReturn:
     sys.stdout.flush()
+    # Who runs tests in the background may have Ctrl-C's signal ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execvp(command[0], command)
 
 
