@@ -10,14 +10,14 @@ from typing_extensions import Self
 
 from forerun.models import ModelConfig
 from forerun.training.export import Published, layer_config, rope_config
-from forerun.training.head import DecoderLayer, Head, rotation_of
+from forerun.training.head import DecoderLayer, TargetScoredHead, rotation_of
 from forerun.training.shape import HeadShape
 from forerun.training.target import Target
 from forerun.training.vocabulary import DraftVocabulary
 
 
-class EagleHead(Head):
-    """The head. target_head: float32 [vocab_size, hidden], the target's, which is not trained."""
+class EagleHead(TargetScoredHead):
+    """The head."""
 
     name = "eagle"
     title = "EAGLE-1"
@@ -34,9 +34,7 @@ class EagleHead(Head):
         target_head: Tensor,
         taught: DraftVocabulary,
     ) -> None:
-        super().__init__(shape, inverse_frequencies, DraftVocabulary.whole(len(target_head)))
-        self._target_head = target_head
-        self._taught = target_head[taught.target_ids]
+        super().__init__(shape, inverse_frequencies, target_head, taught)
         self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)
         self.layers = nn.ModuleList([DecoderLayer(shape, shape.hidden)])
 
@@ -65,18 +63,9 @@ class EagleHead(Head):
         assert isinstance(layer, DecoderLayer)
         return layer
 
-    def fuse(self, taps: Tensor) -> Tensor:
-        return taps[:, 0]
-
     def enter(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         rows: Tensor = self.fc(torch.cat([embeddings, hidden], -1))
         return rows, rows
-
-    def scores(self, output: Tensor) -> Tensor:
-        return output @ self._target_head.T
-
-    def taught_scores(self, output: Tensor) -> Tensor:
-        return output @ self._taught.T
 
     def published(self, target: ModelConfig) -> Published:
         config = {

@@ -157,6 +157,32 @@ class Head(nn.Module, ABC):
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
+class TargetScoredHead(Head):
+    """A head whose output is like what leaves the target's final norm, so that the target's own
+    head scores it. target_head: float32 [vocab_size, hidden], not trained. taught: the tokens that
+    the loss looks at."""
+
+    def __init__(
+        self,
+        shape: HeadShape,
+        inverse_frequencies: Tensor,
+        target_head: Tensor,
+        taught: DraftVocabulary,
+    ) -> None:
+        super().__init__(shape, inverse_frequencies, DraftVocabulary.whole(len(target_head)))
+        self._target_head = target_head
+        self._taught = target_head[taught.target_ids]
+
+    def fuse(self, taps: Tensor) -> Tensor:
+        return taps[:, 0]
+
+    def scores(self, output: Tensor) -> Tensor:
+        return output @ self._target_head.T
+
+    def taught_scores(self, output: Tensor) -> Tensor:
+        return output @ self._taught.T
+
+
 def rms_norm(shape: HeadShape) -> nn.RMSNorm:
     """A norm of `hidden` elements."""
     return nn.RMSNorm(shape.hidden, eps=shape.rms_norm_eps)

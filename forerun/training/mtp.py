@@ -11,7 +11,7 @@ from typing_extensions import Self
 from forerun.models import ModelConfig
 from forerun.models.mtp import layer_of
 from forerun.training.export import Published
-from forerun.training.head import DecoderLayer, Head, rms_norm, rotation_of
+from forerun.training.head import DecoderLayer, TargetScoredHead, rms_norm, rotation_of
 from forerun.training.shape import HeadShape
 from forerun.training.target import Target
 from forerun.training.vocabulary import DraftVocabulary
@@ -27,8 +27,8 @@ class _MtpLayer(DecoderLayer):
         self.final_layernorm = rms_norm(shape)
 
 
-class MtpHead(Head):
-    """The layer. target_head: float32 [vocab_size, hidden], the target's, which is not trained."""
+class MtpHead(TargetScoredHead):
+    """The layer."""
 
     name = "mtp"
     title = "Multi-token prediction"
@@ -40,9 +40,7 @@ class MtpHead(Head):
         target_head: Tensor,
         taught: DraftVocabulary,
     ) -> None:
-        super().__init__(shape, inverse_frequencies, DraftVocabulary.whole(len(target_head)))
-        self._target_head = target_head
-        self._taught = target_head[taught.target_ids]
+        super().__init__(shape, inverse_frequencies, target_head, taught)
         self.mtp_layers = nn.ModuleList([_MtpLayer(shape)])
 
     @classmethod
@@ -73,9 +71,6 @@ class MtpHead(Head):
         assert isinstance(layer, _MtpLayer)
         return layer
 
-    def fuse(self, taps: Tensor) -> Tensor:
-        return taps[:, 0]
-
     def enter(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         layer = self.layer
         joined = torch.cat([layer.hidden_layernorm(hidden), layer.token_layernorm(embeddings)], -1)
@@ -85,12 +80,6 @@ class MtpHead(Head):
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
         output: Tensor = self.layer.final_layernorm(super().finish(residual, attended))
         return output
-
-    def scores(self, output: Tensor) -> Tensor:
-        return output @ self._target_head.T
-
-    def taught_scores(self, output: Tensor) -> Tensor:
-        return output @ self._taught.T
 
     def published(self, target: ModelConfig) -> Published:
         """config.json describes the model that the layer belongs to."""
