@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from forerun.models import ModelConfig
 from forerun.training.export import Published, layer_config, rope_config
-from forerun.training.head import DecoderLayer, TargetScoredHead, rotation_of
+from forerun.training.head import DecoderLayer, TargetScoredHead
 from forerun.training.shape import HeadShape
 from forerun.training.target import Target
 from forerun.training.vocabulary import DraftVocabulary
@@ -43,19 +42,10 @@ class EagleHead(TargetScoredHead):
         rope_config(target)
         return (target.num_layers,)
 
-    @classmethod
-    def begin(cls, target: Target, taught: DraftVocabulary) -> Self:
-        """As a target whose state stays as it is. The layer is the target's last, but silent: what
-        left the final norm has another scale than what it was made for, and no norm mends that."""
-        config = target.config
-        shape = HeadShape.of_target(config, bias=config.attention_bias)
-        head = cls(shape, rotation_of(config), target.head, taught)
-        head.layer.begin_as(target.last_layer)
-        head.layer.silence()
-        with torch.no_grad():
-            head.fc.weight.zero_()
-            head.fc.weight[:, shape.hidden :] = torch.eye(shape.hidden)
-        return head
+    @torch.no_grad()
+    def pass_on(self, target: Target) -> None:
+        self.fc.weight.zero_()
+        self.fc.weight[:, self.shape.hidden :] = torch.eye(self.shape.hidden)
 
     @property
     def layer(self) -> DecoderLayer:

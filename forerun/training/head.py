@@ -173,6 +173,23 @@ class TargetScoredHead(Head):
         self._target_head = target_head
         self._taught = target_head[taught.target_ids]
 
+    @classmethod
+    def begin(cls, target: Target, taught: DraftVocabulary) -> Self:
+        """As a target whose state stays as it is. The layer is the target's last, but silent: it
+        was made for the residual stream, which has another scale than what left the final norm."""
+        config = target.config
+        shape = HeadShape.of_target(config, bias=config.attention_bias)
+        head = cls(shape, rotation_of(config), target.head, taught)
+        head.layer.begin_as(target.last_layer)
+        head.layer.silence()
+        head.pass_on(target)
+        return head
+
+    @abstractmethod
+    def pass_on(self, target: Target) -> None:
+        """Sets what joins an embedding and the target's state to the state alone, and the norms
+        around it to the target's."""
+
     def fuse(self, taps: Tensor) -> Tensor:
         return taps[:, 0]
 

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from forerun.models import ModelConfig
 from forerun.models.mtp import layer_of
 from forerun.training.export import Published
-from forerun.training.head import DecoderLayer, TargetScoredHead, rms_norm, rotation_of
+from forerun.training.head import DecoderLayer, TargetScoredHead, rms_norm
 from forerun.training.shape import HeadShape
 from forerun.training.target import Target
 from forerun.training.vocabulary import DraftVocabulary
@@ -47,23 +46,14 @@ class MtpHead(TargetScoredHead):
     def taps(cls, target: ModelConfig) -> tuple[int, ...]:
         return layer_of(target).taps
 
-    @classmethod
-    def begin(cls, target: Target, taught: DraftVocabulary) -> Self:
-        """As a target whose state stays as it is. The layer is the target's last, but silent: what
-        left a norm is smaller than the residual stream that it was made for."""
-        config = target.config
-        shape = HeadShape.of_target(config, bias=config.attention_bias)
-        head = cls(shape, rotation_of(config), target.head, taught)
-        layer = head.layer
-        layer.begin_as(target.last_layer)
-        layer.silence()
-        with torch.no_grad():
-            layer.input_proj.weight.zero_()
-            layer.input_proj.weight[:, : shape.hidden] = torch.eye(shape.hidden)
-            # Scales embeddings to the size that the first layer's attention is used to.
-            layer.token_layernorm.weight.copy_(target.first_norm)
-            layer.final_layernorm.weight.copy_(target.final_norm)
-        return head
+    @torch.no_grad()
+    def pass_on(self, target: Target) -> None:
+        layer, hidden = self.layer, self.shape.hidden
+        layer.input_proj.weight.zero_()
+        layer.input_proj.weight[:, :hidden] = torch.eye(hidden)
+        # Scales embeddings to the size that the first layer's attention is used to.
+        layer.token_layernorm.weight.copy_(target.first_norm)
+        layer.final_layernorm.weight.copy_(target.final_norm)
 
     @property
     def layer(self) -> _MtpLayer:
