@@ -131,7 +131,9 @@ def _longest_document(
 ) -> int:
     if prompts is None:
         around = tokenizer.encode_chat([{"role": "user", "content": ""}])
-        return len(around) + settings.prompts.max_tokens + settings.max_answer + PAGE_SLACK
+        own = settings.prompts
+        prompt = len(around) + own.quoted_tokens + own.max_tokens
+        return prompt + settings.max_answer + PAGE_SLACK
     return max(map(len, prompts)) + settings.max_answer + PAGE_SLACK
 
 

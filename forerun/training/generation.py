@@ -17,7 +17,8 @@ from forerun.engine import Sequence
 from forerun.obs.progress import Report
 from forerun.training.corpus import Corpus, Document
 from forerun.training.decoding import Continuation, step
-from forerun.training.prompts import PromptSettings, UserTurn
+from forerun.training.prompts import PromptSettings, UserTurn, opening
+from forerun.training.quoting import Quoting
 from forerun.training.target import Target
 
 HELD_OUT_EVERY = 64
@@ -79,6 +80,7 @@ class Generator:
         self._settings = settings
         self._prompts = prompts
         self._turn = UserTurn(target.tokenizer) if prompts is None else None
+        self._quoting = Quoting(target.tokenizer, settings.prompts.quoted_tokens)
 
     def fill(
         self,
@@ -100,12 +102,14 @@ class Generator:
         ready: list[Document] = []
         while tokens < num_answer_tokens and not stopped():
             while len(active) < self._settings.sessions and self._has_prompt(index):
-                active.append(self._begin(index))
+                active.append(self._begin(index, corpus.documents))
                 index += 1
             if not active:
                 break
-            step(self._target, [draft.text for draft in active], self._target.eos_token_ids)
-            for draft in [draft for draft in active if draft.text.done]:
+            done = [draft for draft in active if draft.text.done]
+            if not done:
+                step(self._target, [draft.text for draft in active], self._target.eos_token_ids)
+            for draft in done:
                 if draft.num_prompt == 0 and self._begin_answer(draft, known):
                     continue
                 active.remove(draft)
@@ -124,7 +128,7 @@ class Generator:
     def _has_prompt(self, index: int) -> bool:
         return self._prompts is None or index < len(self._prompts)
 
-    def _begin(self, index: int) -> _Draft:
+    def _begin(self, index: int, documents: SequenceOf[Document]) -> _Draft:
         random = np.random.default_rng([self._settings.seed, index])
         greedy = bool(random.random() < self._settings.greedy) or is_held_out(index)
         sequence = self._target.engine.open()
@@ -134,9 +138,13 @@ class Generator:
             return _Draft(index, greedy, random, "", text, len(prompt))
         assert self._turn is not None
         settings = self._settings.prompts
-        given, words = self._turn.opening(random, settings.openings)
+        quotes = random.random() < settings.quotes
+        request = self._quoting.request(documents, random) if quotes else None
+        words, whole = request or (opening(random, settings.openings), False)
+        given = self._turn.up_to(words)
+        max_tokens = 0 if whole else settings.max_tokens
         text = Continuation(
-            sequence, given, settings.max_tokens, settings.temperature, settings.top_k, random
+            sequence, given, max_tokens, settings.temperature, settings.top_k, random
         )
         return _Draft(index, greedy, random, words, text)
 

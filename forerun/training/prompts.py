@@ -3,7 +3,7 @@
 Self-made prompts follow Magpie (arXiv:2406.08464): the chat template is cut where a user would
 begin to type, and the target, which has learned to continue any text, types. Left alone, a small
 model asks for short explanations above all, so that a part of the prompts gets its first words
-from a list of common tasks.
+from a list of common tasks, and a part is about what it has said before (quoting.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forerun.models import ModelError, Tokenizer
+from forerun.training.quoting import MAX_PASSAGES
 
 MIN_CHARACTERS = 8
 _MARK = "\N{WHITE SQUARE}user\N{WHITE SQUARE}"
@@ -58,20 +59,35 @@ OPENINGS = (
 class PromptSettings:
     """How prompts are sampled.
 
-    max_tokens: of what the user types. temperature, top_k: of the draws. openings: share of the
-    prompts whose first words are given, 0 to 1.
+    max_tokens: of what the user types. temperature, top_k: of the draws. quotes: share of the
+    prompts that are about passages, of quoted_tokens at most, from earlier answers; openings: share
+    of the others whose first words are given; each 0 to 1.
     """
 
     max_tokens: int = 96
     temperature: float = 1.0
     top_k: int = 64
     openings: float = 0.5
+    quotes: float = 0.25
+    quoted_tokens: int = 360
 
     def __post_init__(self) -> None:
-        if not 0 <= self.openings <= 1:
-            raise ValueError(f"openings is {self.openings}; it must be 0 to 1")
+        for name in ("openings", "quotes"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 to 1")
+        if self.quoted_tokens < MAX_PASSAGES:
+            raise ValueError(
+                f"quoted_tokens is {self.quoted_tokens}; it must be at least {MAX_PASSAGES}"
+            )
         if self.temperature <= 0:
             raise ValueError(f"temperature is {self.temperature}; prompts are drawn, so above 0")
+
+
+def opening(random: np.random.Generator, share: float) -> str:
+    """First words of a request, "" but for a `share` of the calls."""
+    words = OPENINGS[random.integers(len(OPENINGS))] if random.random() < share else ""
+    # A trailing space belongs to the next token.
+    return words.rstrip(" ")
 
 
 class UserTurn:
@@ -89,13 +105,9 @@ class UserTurn:
             )
         self._tokenizer = tokenizer
 
-    def opening(self, random: np.random.Generator, share: float) -> tuple[list[int], str]:
-        """The ids up to where the target begins to type, and the words it is given to begin with,
-        which are "" but for a `share` of the calls."""
-        words = OPENINGS[random.integers(len(OPENINGS))] if random.random() < share else ""
-        # A trailing space belongs to the next token.
-        ids = self._tokenizer.encode(self._before + words.rstrip(" "), add_special=False)
-        return ids, words.rstrip(" ")
+    def up_to(self, words: str) -> list[int]:
+        """The ids up to where the target goes on to type after `words`."""
+        return self._tokenizer.encode(self._before + words, add_special=False)
 
     def prompt(self, words: str, typed: list[int]) -> list[int] | None:
         """The ids of the whole prompt, once the target has typed; None if that is no request."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from forerun.training.corpus import Corpus, Document
 from forerun.training.decoding import Continuation, step
 from forerun.training.generation import HELD_OUT_EVERY, GenerationSettings, Generator, is_held_out
-from forerun.training.prompts import PromptSettings, UserTurn
+from forerun.training.prompts import PromptSettings, UserTurn, opening
+from forerun.training.quoting import MIN_DOCUMENTS, Quoting
 from tests.fixtures.engines import base
 from tests.fixtures.tiny import ASSISTANT_ID, BOS_ID, EOS_ID, USER_ID, random_prompts
 from tests.fixtures.training import SETTINGS, corpus, target
@@ -123,11 +125,11 @@ def test_held_out_answers_are_greedy(tmp_path: Path) -> None:
 
 def test_a_user_turn_begins_where_the_template_is_cut() -> None:
     turn = UserTurn(target().tokenizer)
+    assert turn.up_to("") == [BOS_ID, USER_ID]
+    assert turn.up_to("Who") == [BOS_ID, USER_ID, *b"Who"]
     random = np.random.default_rng(0)
-    ids, words = turn.opening(random, 0.0)
-    assert (ids, words) == ([BOS_ID, USER_ID], "")
-    ids, words = turn.opening(random, 1.0)
-    assert bytes(ids[2:]).decode() == words != ""
+    assert opening(random, 0.0) == ""
+    assert opening(random, 1.0) != ""
 
 
 @pytest.mark.parametrize(
@@ -158,9 +160,46 @@ def test_a_turn_with_control_tokens_is_no_prompt() -> None:
     assert UserTurn(target().tokenizer).prompt("", [*b"What is ", ASSISTANT_ID]) is None
 
 
+def _said(index: int, answer: str) -> Document:
+    ids = np.asarray([BOS_ID, *answer.encode(), EOS_ID], dtype=np.int32)
+    return Document(index, ids, num_prompt=1, greedy=True)
+
+
+def test_requests_quote_what_the_target_has_said() -> None:
+    said = [_said(i, f"answer {i}, the whole of it") for i in range(MIN_DOCUMENTS)]
+    quoting = Quoting(target().tokenizer, 30)
+    random = np.random.default_rng(0)
+    assert quoting.request(said[1:], random) is None
+    requests = [quoting.request(said, random) for _ in range(40)]
+    assert {whole for _, whole in filter(None, requests)} == {True, False}
+    for request in requests:
+        assert request is not None
+        quoted = re.findall(r"answer \d+[a-z, ]*", request[0])
+        assert 1 <= len(quoted) <= 3
+        assert sum(map(len, quoted)) <= 30
+
+
+def test_a_whole_request_is_answered_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = iter(range(100))
+    monkeypatch.setattr(
+        Quoting, "request", lambda *_: (f"Summarize: text number {next(asked)}", True)
+    )
+    made = _own(tmp_path, replace(SETTINGS, prompts=PromptSettings(quotes=1.0)), 60)
+    assert made.documents
+    for document in made.documents:
+        words = bytes(document.token_ids[2 : document.num_prompt - 1].tolist()).decode()
+        assert re.fullmatch(r"Summarize: text number \d+", words)
+
+
 def test_prompt_settings_are_checked() -> None:
     with pytest.raises(ValueError, match=r"openings is 1\.5"):
         PromptSettings(openings=1.5)
+    with pytest.raises(ValueError, match=r"quotes is -1"):
+        PromptSettings(quotes=-1)
+    with pytest.raises(ValueError, match="quoted_tokens is 2"):
+        PromptSettings(quoted_tokens=2)
     with pytest.raises(ValueError, match="temperature is 0"):
         PromptSettings(temperature=0.0)
 
