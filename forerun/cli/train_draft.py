@@ -76,6 +76,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="answer tokens to train on, repeats counted; default: --minutes alone decides",
     )
     training.add_argument(
+        "--cache-mib",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="memory for what the target computed of documents seen lately; default: 2048",
+    )
+    training.add_argument(
         "--draft-vocab",
         type=int,
         default=8192,
@@ -116,6 +123,7 @@ def run(args: argparse.Namespace) -> int:
             minutes=args.minutes if args.only != "data" else 1.0,
             tokens=args.tokens,
             seed=args.seed,
+            cache_mib=args.cache_mib,
             optimiser=OptimiserSettings(muon_rate=HEADS[args.method].muon_rate),
         ),
         only=args.only,

@@ -14,11 +14,12 @@ class TrainingSettings:
 
     method: whose head it is, see methods.py. draft_vocab: tokens that the loss looks at;
     eagle3 can propose no others. unroll: steps on its own outputs; decay: weight of a
-    step relative to the one before. batch_rows: answer tokens in an optimiser step. minutes,
-    tokens: the budget, in time spent computing and in answer tokens trained on, repeats counted;
-    the one that is reached first ends it, 0 is no limit. checkpoint_minutes: between checkpoints;
-    measure_minutes: between measurements, on `held_out` documents. cache_mib: memory for hidden
-    states of documents.
+    step relative to the one before; alone: share of the budget, at its begin, in which step 0 is
+    the only one, so that three times as many tokens are seen. batch_rows: answer tokens in an
+    optimiser step. minutes, tokens: the budget, in time spent computing and in answer tokens
+    trained on, repeats counted; the one that is reached first ends it, 0 is no limit.
+    checkpoint_minutes: between checkpoints; measure_minutes: between measurements, on `held_out`
+    documents. cache_mib: memory for hidden states of documents.
 
     Raises ValueError for a value out of range.
     """
@@ -27,6 +28,7 @@ class TrainingSettings:
     draft_vocab: int = 8192
     unroll: int = 3
     decay: float = 0.85
+    alone: float = 0.4
     batch_rows: int = 2048
     minutes: float = 0.0
     tokens: int = 0
@@ -44,6 +46,8 @@ class TrainingSettings:
         for name in ("minutes", "tokens", "held_out", "cache_mib"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
+        if not 0 <= self.alone <= 1:
+            raise ValueError(f"alone is {self.alone}; it must be 0 to 1")
         if not self.minutes and not self.tokens:
             raise ValueError("training has no end; limit its minutes or its tokens")
 

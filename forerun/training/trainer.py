@@ -24,10 +24,14 @@ from forerun.training.optimisation import Optimiser
 from forerun.training.order import Order
 from forerun.training.settings import TrainingSettings
 from forerun.training.target import Target
-from forerun.training.unroll import loss
+from forerun.training.unroll import Example, loss
 from forerun.training.vocabulary import DraftVocabulary
 
 MIB = 1 << 20
+
+# Rows whose loss is computed at once: more of them would not make matrix products faster, and take
+# memory, a score for each token that is taught and each step of the unrolling.
+PACK_ROWS = 640
 
 # What wrote checkpoints before they named it.
 FIRST_METHOD = "eagle3"
@@ -124,18 +128,17 @@ class Trainer:
         begun = time.thread_time()
         spent, order = self.spent, replace(self._order)
         rows, total = 0, 0.0
-        hits = torch.zeros(self._settings.unroll, dtype=torch.int64)
+        steps = 1 if spent < self._settings.alone else self._settings.unroll
+        hits = torch.zeros(steps, dtype=torch.int64)
         while rows < self._settings.batch_rows:
             if stopped():
                 self._order = order
                 self._optimiser.forget_gradients()
                 return False
-            example = self._examples.of(self._next_document())
-            if example.num_rows < 1:
-                continue
-            summed, by_step = loss(self.head, example, self._settings.unroll, self._settings.decay)
+            examples = self._next_examples(self._settings.batch_rows - rows)
+            summed, by_step = loss(self.head, examples, steps, self._settings.decay)
             (summed / self._settings.batch_rows).backward()  # type: ignore[no-untyped-call]
-            rows += example.num_rows
+            rows += sum(example.num_rows for example in examples)
             total += summed.item()
             hits += by_step
         self._optimiser.step(spent)
@@ -147,6 +150,15 @@ class Trainer:
         progress.agreement = int(hits[0]) / rows
         return True
 
+    def _next_examples(self, wanted: int) -> list[Example]:
+        """Those of the next documents, until they have the rows that are wanted or a pack's."""
+        examples: list[Example] = []
+        rows = 0
+        while rows < min(wanted, PACK_ROWS):
+            examples.append(self._examples.of(self._next_document()))
+            rows += examples[-1].num_rows
+        return examples
+
     def _next_document(self) -> Document:
         documents = self._training_documents()
         if self._order.pass_ended:
@@ -156,7 +168,9 @@ class Trainer:
         return documents[self._order.take()]
 
     def _training_documents(self) -> list[Document]:
-        return [d for d in self._corpus.documents if not is_held_out(d.index)]
+        """Those that have rows."""
+        documents = self._corpus.documents
+        return [d for d in documents if not is_held_out(d.index) and len(d.answer) > 1]
 
     def _record(self) -> None:
         progress = self.progress

@@ -1,7 +1,7 @@
-"""Owns the loss of a document: the head runs on its own outputs for some steps, as in use.
+"""Owns the loss of documents: the head runs on its own outputs for some steps, as in use.
 
 Row t of step 0 sees the target's taps at t; in step k it stands at position t + k and takes its own
-output of step k - 1 in the place of the taps, and the document's token at t + 1 + k. It attends to
+output of step k - 1 in the place of the taps, and its document's token at t + 1 + k. It attends to
 the rows of step 0 up to t and to its own earlier steps: what a chain that was begun at t would see
 (training-time test, arXiv:2503.01840). The teacher is the target's distribution, restricted to the
 tokens that are taught; others count for nothing.
@@ -57,7 +57,8 @@ def attend(
     num_rows, num_heads, head_dim = queries.shape
     kv_heads = keys.shape[1]
     # [kv_heads, heads a kv head, rows, head_dim]
-    grouped = queries.view(num_rows, kv_heads, -1, head_dim).permute(1, 2, 0, 3) * head_dim**-0.5
+    grouped = queries.view(num_rows, kv_heads, num_heads // kv_heads, head_dim)
+    grouped = grouped.permute(1, 2, 0, 3) * head_dim**-0.5
     shared = grouped @ keys.permute(1, 2, 0)[:, None]
     hidden = torch.arange(len(keys)) >= visible[:, None]
     shared = shared.masked_fill(hidden, float("-inf"))
@@ -70,48 +71,97 @@ def attend(
     return attended.permute(2, 0, 1, 3).reshape(num_rows, num_heads * head_dim)
 
 
-def unroll(head: Head, example: Example, steps: int) -> Iterator[Tensor]:
-    """Yields the outputs of each step, [num_rows - k, hidden]: a row less a step, since the last
-    one's token is beyond the document."""
-    first, num_rows = example.first, example.num_rows
-    end = first + num_rows
-    positions = torch.arange(end)
-    fused = head.fuse(example.taps[:end])
-    residual, entering = head.enter(example.embeddings[1 : end + 1], fused)
-    context = head.keys_values(entering, positions)
-    visible = positions[first:] + 1
-    queries = head.queries(entering[first:], positions[first:])
-    output = head.finish(residual[first:], attend(queries, context, [], visible))
-    yield output
-    own: list[KeysValues] = []
+@dataclass(slots=True)
+class _Chains:
+    """The chains of a document, one from each of its rows.
+
+    count: those that go on in the present step. context: keys and values of step 0; own: those of
+    the steps after it, of the chains that went on then.
+    """
+
+    example: Example
+    count: int
+    context: KeysValues
+    own: list[KeysValues]
+
+    def positions(self, step: int) -> Tensor:
+        begin = self.example.first + step
+        return torch.arange(begin, begin + self.count)
+
+    def embeddings(self, step: int) -> Tensor:
+        begin = self.example.first + step + 1
+        return self.example.embeddings[begin : begin + self.count]
+
+    def attend(self, queries: Tensor) -> Tensor:
+        own = [(keys[: self.count], values[: self.count]) for keys, values in self.own]
+        return attend(queries, self.context, own, self.positions(0) + 1)
+
+
+def unroll(head: Head, examples: Sequence[Example], steps: int) -> Iterator[Sequence[Tensor]]:
+    """Yields the outputs of each step by document, [num_rows - k, hidden]: a row less a step, since
+    the last one's token is beyond the document. Documents share matrix products, which are faster
+    with more rows, and see nothing of each other."""
+    ends = [example.first + example.num_rows for example in examples]
+    pairs = list(zip(examples, ends, strict=True))
+    positions = torch.cat([torch.arange(end) for end in ends])
+    asking = torch.cat([torch.arange(end) >= example.first for example, end in pairs])
+    fused = head.fuse(torch.cat([example.taps[:end] for example, end in pairs]))
+    embeddings = torch.cat([example.embeddings[1 : end + 1] for example, end in pairs])
+    residual, entering = head.enter(embeddings, fused)
+    keys, values = head.keys_values(entering, positions)
+    contexts = zip(torch.split(keys, ends), torch.split(values, ends), strict=True)
+    documents = [
+        _Chains(example, example.num_rows, context, [])
+        for example, context in zip(examples, contexts, strict=True)
+    ]
+    outputs = _outputs(head, documents, residual[asking], entering[asking], positions[asking])
+    yield outputs
     for step in range(1, steps):
-        rows = num_rows - step
-        if rows < 1:
+        for document in documents:
+            document.count = max(document.count - 1, 0)
+        counts = [document.count for document in documents]
+        if not any(counts):
             return
-        own = [(keys[:rows], values[:rows]) for keys, values in own]
-        positions = torch.arange(first + step, first + step + rows)
-        embeddings = example.embeddings[first + step + 1 : first + step + 1 + rows]
-        residual, entering = head.enter(embeddings, output[:rows])
-        own.append(head.keys_values(entering, positions))
-        queries = head.queries(entering, positions)
-        output = head.finish(residual, attend(queries, context, own, visible[:rows]))
-        yield output
+        positions = torch.cat([document.positions(step) for document in documents])
+        embeddings = torch.cat([document.embeddings(step) for document in documents])
+        hidden = torch.cat([output[:n] for output, n in zip(outputs, counts, strict=True)])
+        residual, entering = head.enter(embeddings, hidden)
+        keys, values = head.keys_values(entering, positions)
+        new = zip(torch.split(keys, counts), torch.split(values, counts), strict=True)
+        for document, own in zip(documents, new, strict=True):
+            document.own.append(own)
+        outputs = _outputs(head, documents, residual, entering, positions)
+        yield outputs
 
 
-def loss(head: Head, example: Example, steps: int, decay: float) -> tuple[Tensor, Tensor]:
+def _outputs(
+    head: Head, documents: Sequence[_Chains], residual: Tensor, entering: Tensor, positions: Tensor
+) -> Sequence[Tensor]:
+    """The outputs by document, of the rows of all."""
+    counts = [document.count for document in documents]
+    queries = torch.split(head.queries(entering, positions), counts)
+    attended = [d.attend(asked) for d, asked in zip(documents, queries, strict=True)]
+    return torch.split(head.finish(residual, torch.cat(attended)), counts)
+
+
+def loss(
+    head: Head, examples: Sequence[Example], steps: int, decay: float
+) -> tuple[Tensor, Tensor]:
     """The sum over steps and rows of the cross-entropy and of the distance between output and the
     target's state there (the mean over its elements of smooth L1), each as the head weights them
     and step k by decay^k; and, int64 [steps], in how many rows of each step the head's best token
     was the document's.
     """
-    outputs, labels, finals, teachers, weights = [], [], [], [], []
-    for step, output in enumerate(unroll(head, example, steps)):
-        rows = len(output)
-        outputs.append(output)
-        labels.append(example.labels[example.first + 2 + step :])
-        finals.append(example.final[1 + step : 1 + step + rows])
-        teachers.append(example.teacher[1 + step : 1 + step + rows])
-        weights.append(torch.full((rows,), decay**step))
+    outputs, labels, finals, teachers, weights, steps_rows = [], [], [], [], [], []
+    for step, by_document in enumerate(unroll(head, examples, steps)):
+        for example, output in zip(examples, by_document, strict=True):
+            rows = len(output)
+            outputs.append(output)
+            labels.append(example.labels[example.first + 2 + step :][:rows])
+            finals.append(example.final[1 + step : 1 + step + rows])
+            teachers.append(example.teacher[1 + step : 1 + step + rows])
+            weights.append(torch.full((rows,), decay**step))
+        steps_rows.append(sum(map(len, by_document)))
     # Scores are most of the cost: all steps at once, and none for rows that count for nothing.
     output, label, weight = torch.cat(outputs), torch.cat(labels), torch.cat(weights)
     kept = label >= 0
@@ -123,6 +173,6 @@ def loss(head: Head, example: Example, steps: int, decay: float) -> tuple[Tensor
         total = total + head.feature_weight * (misses * weight).sum()
     right = torch.zeros(len(label), dtype=torch.bool)
     right[kept] = scores.detach().argmax(-1) == label[kept]
-    by_step = [int(hits.sum()) for hits in torch.split(right, [len(rows) for rows in outputs])]
+    by_step = [int(hits.sum()) for hits in torch.split(right, steps_rows)]
     hits = torch.tensor(by_step + [0] * (steps - len(by_step)))
     return total, hits

@@ -247,7 +247,7 @@ def test_what_is_measured_is_what_the_drafter_proposes(
 
 def _with_likely_labels(head: Any, example: Example, number: int) -> Example:
     """The example as if the document were what the head finds likely."""
-    best = head.scores(next(unroll(head, example, 1))).topk(2).indices
+    best = head.scores(next(unroll(head, [example], 1))[0]).topk(2).indices
     token_ids = example.token_ids.clone()
     for i in range(example.num_rows):
         token_ids[example.first + 2 + i] = head.vocabulary.target_ids[best[i, (i + number) % 2]]

@@ -47,8 +47,8 @@ def example(method: str, tmp_path_factory: pytest.TempPathFactory) -> Example:
 
 def test_outputs_equal_chains_of_single_rows(method: str, example: Example) -> None:
     head = random_head(method)
-    for step, outputs in enumerate(unroll(head, example, 2)):
-        for i, output in enumerate(outputs):
+    for step, outputs in enumerate(unroll(head, [example], 2)):
+        for i, output in enumerate(outputs[0]):
             row = example.first + i
             chain, expected = _prefilled(method, head, example, row)
             if step:
@@ -79,10 +79,34 @@ def test_loss_equals_chains_of_single_rows(method: str, example: Example) -> Non
                 miss = torch.where(missing < 1, missing**2 / 2, missing - 0.5).mean()
                 expected += head.feature_weight * decay**step * float(miss)
 
-    total, by_step = loss(head, example, steps, decay)
+    total, by_step = loss(head, [example], steps, decay)
 
     assert float(total.detach()) == pytest.approx(expected, rel=1e-5)
     assert by_step.tolist() == hits
+
+
+def _cut(example: Example, rows: int) -> Example:
+    """Its first rows."""
+    end = example.first + rows + 2
+    return replace(
+        example,
+        **{
+            name: getattr(example, name)[:end]
+            for name in ("embeddings", "taps", "token_ids", "labels")
+        },
+    )
+
+
+def test_documents_of_a_pack_see_nothing_of_each_other(method: str, tmp_path: Path) -> None:
+    head = random_head(method)
+    packed = [e for e in examples(corpus(tmp_path, prompts=12), method) if e.num_rows > 0]
+    ends = (2, 3, 12)  # A chain of the first cannot take three steps.
+    packed = [_cut(example, end) for example, end in zip(packed, ends, strict=False)]
+    alone = [loss(head, [example], 3, 0.85) for example in packed]
+    total, by_step = loss(head, packed, 3, 0.85)
+    expected = sum(float(part.detach()) for part, _ in alone)
+    assert float(total.detach()) == pytest.approx(expected, rel=1e-5)
+    assert by_step.tolist() == torch.stack([hits for _, hits in alone]).sum(0).tolist()
 
 
 def test_teacher_is_the_targets_distribution_over_the_draft_vocabulary(
@@ -101,7 +125,7 @@ def test_teacher_is_the_targets_distribution_over_the_draft_vocabulary(
 
 def _with_likely_labels(head: Head, example: Example) -> Example:
     """The example as if the document were what the head finds likeliest, or second or third."""
-    output = next(unroll(head, example, 1))
+    output = next(unroll(head, [example], 1))[0]
     likely = head.vocabulary.target_ids[head.scores(output).topk(3).indices]
     token_ids = example.token_ids.clone()
     for i in range(example.num_rows):
