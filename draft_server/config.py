@@ -36,8 +36,8 @@ class DraftConfig(Settings):
     draft: str = setting("ngram", "drafting method", choices=tuple(METHODS))
     draft_model: str | None = setting(
         None,
-        "the draft model of --draft standalone, the head of --draft eagle and eagle3, or the layer "
-        "of --draft mtp where the target brings none",
+        "the draft model of --draft standalone, the head of --draft eagle and eagle3 (one for the "
+        "default model is at hand), or the layer of --draft mtp where the target brings none",
         metavar="PATH",
     )
     dtype: Literal["bfloat16", "float32"] = setting(

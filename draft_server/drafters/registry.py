@@ -25,6 +25,7 @@ from forerun.models import (
     default_model_path,
     load_tokenizer,
     open_checkpoint,
+    shipped_head,
 )
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ class DraftSettings:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to draft. model: whether a model of its own is never used, can be named, or must be.
-    `create` gets the settings, the target's tokenizer and a progress report."""
+    """A way to draft. model: whether a model of its own is never used, can be named, or must be,
+    but where one is shipped. `create` gets the settings, the target's tokenizer and a progress
+    report."""
 
     summary: str
     model: Literal["none", "optional", "required"]
@@ -129,8 +131,9 @@ def _open_head(
 
     if name == "mtp":
         return MtpCheckpoint(settings.model or target_path, target)
-    assert settings.model is not None, "check_method comes first"
-    return (Eagle3Checkpoint if name == "eagle3" else EagleCheckpoint)(settings.model, target)
+    model = settings.model or shipped_head(name, settings.target)
+    assert model is not None, "check_method comes first"
+    return (Eagle3Checkpoint if name == "eagle3" else EagleCheckpoint)(model, target)
 
 
 def _ngram_and(
@@ -199,7 +202,8 @@ def check_method(name: str, settings: DraftSettings) -> None:
     if method is None:
         known = "; ".join(f"{name}: {method.summary}" for name, method in METHODS.items())
         raise ValueError(f"--draft is {name!r}, which is not a method ({known})")
-    if method.model == "required" and settings.model is None:
+    shipped = shipped_head(name, settings.target)
+    if method.model == "required" and settings.model is None and shipped is None:
         raise ValueError(f"--draft {name} needs a draft model; name it with --draft-model")
     if method.model == "none" and settings.model is not None:
         raise ValueError(f"--draft {name} uses no model; drop --draft-model {settings.model}")

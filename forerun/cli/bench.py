@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.cli import bench_acceptance
 from forerun.cli.errors import CommandError
 from forerun.cli.limits import check_at_least_one
-from forerun.cli.local import DRAFTS, DTYPES, LocalOptions, local_group
+from forerun.cli.local import DRAFTS, DTYPES, LocalOptions, check_draft_model, local_group
 
 if TYPE_CHECKING:
     from forerun.v1 import verify_pb2
@@ -65,7 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,...",
         help=f"of {', '.join(DRAFTS)}; default: none,ngram, with --draft-model standalone as well",
     )
-    e2e.add_argument("--draft-model", type=Path, metavar="PATH", help="for standalone")
+    e2e.add_argument(
+        "--draft-model", type=Path, metavar="PATH", help="of those drafts that take one"
+    )
     acceptance = benches.add_parser(
         "acceptance",
         help="how many drafted tokens the target accepts",
@@ -149,8 +151,7 @@ def _measure_e2e(args: argparse.Namespace) -> dict[str, Any]:
     if args.max_tokens < 2:
         raise CommandError(f"--max-tokens is {args.max_tokens}; it must be at least 2")
     drafts = args.drafts or (*DEFAULT_DRAFTS, *(["standalone"] if args.draft_model else []))
-    if args.draft_model and "standalone" not in drafts:
-        raise CommandError(f"--draft-model goes with standalone, not with {', '.join(drafts)}")
+    check_draft_model(drafts, args.draft_model, args.model)
     check_at_least_one(args, "rounds", "answers")
     plan = Plan(args.concurrency, args.max_tokens, args.answers, args.rounds)
     path = args.model or default_model_path()

@@ -20,13 +20,13 @@ from forerun.cli.errors import CommandError
 from forerun.cli.signals import exit_on_signals
 from forerun.errors import ForerunError
 
-DRAFTS = ("none", "ngram", "standalone")
-# Methods that cannot do without --draft-model, and those whose weights the target may bring.
+# Methods that need a head, and those whose weights the target may bring.
 HEADS = ("eagle", "eagle3", "ngram+eagle", "ngram+eagle3")
 TARGET_LAYERS = ("mtp", "ngram+mtp")
-MODEL_DRAFTS = ("standalone", *HEADS)  # methods with a model of their own
-LOADING_DRAFTS = (*MODEL_DRAFTS, *TARGET_LAYERS)
+LOADING_DRAFTS = ("standalone", *HEADS, *TARGET_LAYERS)  # methods with weights
+DRAFTS = ("none", "ngram", *LOADING_DRAFTS)
 DEFAULT_DRAFT = "ngram"
+DEFAULT_HEAD_DRAFT = "ngram+eagle3"  # with the head that is shipped, where it drafts for the model
 DTYPES = ("bfloat16", "float32")
 
 # What the child processes run.
@@ -45,7 +45,7 @@ class LocalOptions:
 
     model: a checkpoint folder or a .gguf file, None for the default model. draft_model: what
     proposes where draft is "standalone" (None for the target itself), the head of "eagle" and
-    "eagle3", or the layer of "mtp" (None for that of the target).
+    "eagle3" (None for the one that is shipped), or the layer of "mtp" (None for the target's).
     threads: of each server. prefix_cache_bytes, draft_nodes, draft_depth, adaptive: of the
     verify server.
     draft_timeout_ms: of the draft server.
@@ -73,14 +73,16 @@ def add_local_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--draft",
-        choices=(*DRAFTS, *HEADS, *TARGET_LAYERS),
-        help="how to propose tokens; default: ngram",
+        choices=DRAFTS,
+        help=f"how to propose tokens; default: {DEFAULT_HEAD_DRAFT} for the default model, else "
+        f"{DEFAULT_DRAFT}",
     )
     group.add_argument(
         "--draft-model",
         metavar="PATH",
-        help="of standalone (default: the target itself), the head of eagle and eagle3, or the "
-        "layer of mtp (default: the one that the target brings)",
+        help="of standalone (default: the target itself), the head of eagle and eagle3 (default: "
+        "the one that is shipped, for the default model), or the layer of mtp (default: the one "
+        "that the target brings)",
     )
     group.add_argument("--dtype", choices=DTYPES, help="activations and KV; default: bfloat16")
     group.add_argument("--page-size", type=int, metavar="N", help="tokens in a page of the cache")
@@ -100,16 +102,24 @@ def local_options(args: argparse.Namespace) -> LocalOptions:
     for flag, path in (("--model", model), ("--draft-model", draft_model)):
         if path is not None and not path.exists():
             raise CommandError(f"{flag}: {path} does not exist; name a folder or a .gguf file")
-    draft = args.draft or DEFAULT_DRAFT
-    if draft_model is not None and draft not in LOADING_DRAFTS:
-        raise CommandError(
-            f"--draft-model goes with --draft {' or '.join(LOADING_DRAFTS)}, not with {draft}"
-        )
-    if draft_model is None and draft in HEADS:
-        raise CommandError(f"--draft {draft} needs a head; name its folder with --draft-model")
+    draft = args.draft or _default_draft(model)
+    check_draft_model([draft], draft_model, model)
     return LocalOptions(
         model, draft, draft_model, args.dtype, args.page_size, args.prefill_chunk, args.threads
     )
+
+
+def check_draft_model(drafts: Sequence[str], draft_model: Path | None, model: Path | None) -> None:
+    """Raises CommandError where no draft of these can use --draft-model, or one lacks its head."""
+    from forerun.models import shipped_head
+
+    if draft_model is not None and not set(drafts) & set(LOADING_DRAFTS):
+        raise CommandError(
+            f"--draft-model goes with {' or '.join(LOADING_DRAFTS)}, not with {', '.join(drafts)}"
+        )
+    for draft in drafts:
+        if draft_model is None and draft in HEADS and shipped_head(draft, model) is None:
+            raise CommandError(f"{draft} needs a head; name its folder with --draft-model")
 
 
 def given_local_flags(args: argparse.Namespace) -> list[str]:
@@ -201,6 +211,12 @@ def _default_model() -> Path:
     return default_model_path()
 
 
+def _default_draft(model: Path | None) -> str:
+    from forerun.models import shipped_head
+
+    return DEFAULT_HEAD_DRAFT if shipped_head(DEFAULT_HEAD_DRAFT, model) else DEFAULT_DRAFT
+
+
 def _short_temporary_folder() -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.gettempdir()
     return tempfile.TemporaryDirectory(
@@ -232,7 +248,7 @@ def _draft_flags(options: LocalOptions, model: Path, verifier: str) -> list[str]
         draft_timeout_ms=options.draft_timeout_ms,
     )
     if options.draft in LOADING_DRAFTS:
-        own = model if options.draft in MODEL_DRAFTS else None
+        own = model if options.draft == "standalone" else None
         flags += _flags(
             draft_model=options.draft_model or own, dtype=options.dtype, threads=options.threads
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from forerun.models.chat_template import ChatTemplateError
 from forerun.models.checkpoint import Checkpoint
 from forerun.models.config import ModelConfig
+from forerun.models.default_head import shipped_head
 from forerun.models.default_model import default_model_path
 from forerun.models.errors import ModelError
 from forerun.models.formats import load_tokenizer, open_checkpoint
@@ -29,4 +30,5 @@ __all__ = [
     "first_difference",
     "load_tokenizer",
     "open_checkpoint",
+    "shipped_head",
 ]

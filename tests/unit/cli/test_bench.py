@@ -19,6 +19,7 @@ Capture = pytest.CaptureFixture[str]
         (["--rounds", "0"], "--rounds is 0; it must be at least 1"),
         (["--max-tokens", "1"], "--max-tokens is 1; it must be at least 2"),
         (["--drafts", "ngram", "--draft-model", "m"], "--draft-model goes with standalone"),
+        (["--drafts", "none,eagle"], "eagle needs a head; name its folder with --draft-model"),
     ],
 )
 def test_flags_that_cannot_be_used(arguments: list[str], message: str, capsys: Capture) -> None:
@@ -26,7 +27,7 @@ def test_flags_that_cannot_be_used(arguments: list[str], message: str, capsys: C
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--concurrency", "1,0"], ["--drafts", "none,eagle"]])
+@pytest.mark.parametrize("arguments", [["--concurrency", "1,0"], ["--drafts", "none,magic"]])
 def test_lists_that_are_not_understood(arguments: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "e2e", *arguments])
