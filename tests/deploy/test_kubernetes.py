@@ -124,14 +124,22 @@ def test_clients_and_drafts_can_balance_by_themselves() -> None:
     assert set(services) - headless == {"forerun"}
 
 
-def test_drafts_scale_and_monitors_find_the_metrics() -> None:
-    (scaler,) = of_kind("overlays/scaled", "HorizontalPodAutoscaler").values()
+def test_both_servers_scale_and_monitors_find_the_metrics() -> None:
     deployments = of_kind("overlays/scaled", "Deployment")
-    target = deployments[scaler["spec"]["scaleTargetRef"]["name"]]
-    assert "replicas" not in target["spec"], "the autoscaler's number would be overwritten"
+    scalers = of_kind("overlays/scaled", "HorizontalPodAutoscaler")
+    assert scalers.keys() == deployments.keys()
+    for scaler in scalers.values():
+        target = deployments[scaler["spec"]["scaleTargetRef"]["name"]]
+        assert "replicas" not in target["spec"], "the autoscaler's number would be overwritten"
     services = of_kind("overlays/scaled", "Service").values()
     for monitor in of_kind("overlays/scaled", "ServiceMonitor").values():
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
         found = [s for s in services if wanted <= s["metadata"]["labels"].items()]
         ports = {port["name"] for service in found for port in service["spec"]["ports"]}
         assert {endpoint["port"] for endpoint in monitor["spec"]["endpoints"]} <= ports
+
+
+def test_the_operator_gets_the_alerts_of_compose() -> None:
+    (rule,) = of_kind("overlays/scaled", "PrometheusRule").values()
+    rules = ROOT.parent / "prometheus" / "rules.yml"
+    assert rule["spec"] == yaml.safe_load(rules.read_text("utf-8"))
