@@ -7,7 +7,7 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -79,12 +79,23 @@ class Change:
         return next(le for le, count in buckets if count >= share * total)
 
 
+def _read(response: HTTPResponse, deadline: float) -> bytes:
+    """The body. The socket's own limit is one for each read: a server that answers byte by byte
+    would be read for ever."""
+    parts = []
+    while part := response.read1():
+        if time.monotonic() > deadline:
+            raise TimeoutError("it answers too slowly")
+        parts.append(part)
+    return b"".join(parts)
+
+
 def scrape(address: str, timeout_s: float) -> Scrape:
     """Reads the metrics at host:port. Raises OSError where nothing answers, ValueError where what
     does serves none of forerun's."""
     try:
         with _DIRECT.open(f"http://{address}/metrics", timeout=timeout_s) as response:
-            text = response.read().decode()
+            text = _read(response, time.monotonic() + timeout_s).decode()
     except HTTPException as error:
         raise ValueError(f"no HTTP at {address}; is it the port of --metrics-port?") from error
     families = text_string_to_metric_families(text)

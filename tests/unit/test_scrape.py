@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import socket
+import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -111,6 +113,25 @@ def test_what_is_no_metrics_of_forerun_is_an_error(answer: bytes) -> None:
             threads.submit(serve)
             with pytest.raises((ValueError, OSError)):
                 scrape(f"127.0.0.1:{server.getsockname()[1]}", 5.0)
+
+
+def test_an_answer_that_never_ends_is_given_up() -> None:
+    """Each byte comes in time, so the limit of a single read says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                while True:
+                    connection.sendall(b"#")
+                    time.sleep(0.02)
+
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(serve)
+            with pytest.raises(OSError, match="too slowly"):
+                scrape(f"127.0.0.1:{server.getsockname()[1]}", 0.5)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:abc", "a b:80", ""])
