@@ -1,10 +1,12 @@
 """How large a tree the verifier wants next. Output never depends on it; speed does.
 
-Two rules. Load: the rows of one step stay near a row budget, so a session among many is granted
+Three rules. Load: the rows of one step stay near a row budget, so a session among many is granted
 fewer nodes, down to none (`verify_server.sizing` lowers the limit to what pays). Pace: a session
 whose drafts are not accepted decodes plainly and probes now and then with a tree of two nodes, less
 and less often, until a probe is accepted; one whose draft has nothing to propose is asked in every
-second, then every fourth step, until it has.
+second, then every fourth step, until it has. Worth: a session whose rounds take more time than
+their tokens are worth (`verify_server.sizing.worth`) pauses likewise: drafting may cost what it
+likes elsewhere, but waiting for it is time.
 """
 
 from __future__ import annotations
@@ -29,9 +31,16 @@ LONGEST_PAUSE = 32
 FIRST_SILENCE = 16
 LONGEST_SILENCE = 256
 
+# The worth of rounds is averaged over about as many as eight. Below 0 drafting costs time; two good
+# probes lead out of the lowest that it can fall to, and six bad rounds down from the highest.
+GAIN_WEIGHT = 1 / 8
+FIRST_GAIN = 0.5
+LEAST_GAIN, MOST_GAIN = -0.25, 1.0
+
 # Asking takes time where there is nothing to propose; what can be copied is longer than so many
 # steps. Sessions are asked in the same steps: the others are held up by one as much as by all.
 LONGEST_PERIOD = 4
+LONGEST_PROBE_PERIOD = 16
 # An answer that takes less of a step than this may as well be asked for in every step.
 FREE_ANSWER = 0.05
 
@@ -61,13 +70,15 @@ class Pace:
     """Whether drafting pays for one session: a moving mean of accepted nodes a round, and how many
     of the nodes that were tried, one after the other down the accepted path, were accepted.
 
-    period: the draft is asked in every step whose number this divides.
+    period: the draft is asked in every step whose number this divides. gain: a moving mean of what
+    a round was worth, in tokens.
     """
 
     mean: float = 1.0
     pause: int = FIRST_PAUSE
     paused_steps: int = 0
     period: int = 1
+    gain: float = FIRST_GAIN
     accepted: float = FIRST_RATE * FIRST_TRIES
     tries: float = FIRST_TRIES
 
@@ -76,25 +87,36 @@ class Pace:
         the number of the step that ended."""
         if self.paused_steps or step % self.period:
             return NONE
-        if self.mean >= WORTHWHILE_MEAN:
+        if self.pays:
             return limit
         return Budget(min(limit.nodes, PROBE.nodes), min(limit.depth, PROBE.depth))
+
+    @property
+    def pays(self) -> bool:
+        """Whether rounds are worth their time, as far as is known."""
+        return self.mean >= WORTHWHILE_MEAN and self.gain >= 0
 
     @property
     def rate(self) -> float:
         """The chance that a node is accepted if its parent is."""
         return self.accepted / self.tries
 
-    def record_round(self, accepted: int, depth: int, *, pausing: bool = True) -> None:
-        """Counts a round whose tree, of that depth, was verified. pausing: whether the session is
-        to pause where too little is accepted; otherwise a round alone ends a pause."""
+    def record_round(
+        self, accepted: int, depth: int, worth: float = FIRST_GAIN, *, pausing: bool = True
+    ) -> None:
+        """Counts a round whose tree, of that depth, was verified. worth: see `sizing.worth`.
+        pausing: whether the session is to pause where it does not pay; otherwise a round alone
+        ends a pause."""
         self.period = 1
+        gain = self.gain + GAIN_WEIGHT * (worth - self.gain)
+        self.gain = min(max(gain, LEAST_GAIN), MOST_GAIN)
         self.accepted = ROUND_KEPT * self.accepted + accepted
         self.tries = ROUND_KEPT * self.tries + min(accepted + 1, depth)
         if pausing:
             self._record(accepted, FIRST_PAUSE, LONGEST_PAUSE)
         else:
             self.mean, self.pause = max(self.mean, WORTHWHILE_MEAN), FIRST_PAUSE
+            self.gain = max(self.gain, 0.0)
 
     def record_nothing(self, answer: float) -> None:
         """Counts a round for which there was nothing to propose. answer: how long it took to say
@@ -114,9 +136,11 @@ class Pace:
 
     def _record(self, accepted: int, first: int, longest: int) -> None:
         self.mean += ROUND_WEIGHT * (accepted - self.mean)
-        if self.mean < WORTHWHILE_MEAN:
+        if not self.pays:
             self.paused_steps = min(max(self.pause, first), longest)
             self.pause = min(2 * self.paused_steps, longest)
+            # Probes of all sessions in the same steps: one of them holds the others up like many.
+            self.period = min(self.paused_steps // 2, LONGEST_PROBE_PERIOD)
         elif accepted:
             # Halved, not forgotten: a probe that is right by chance buys few rounds.
             self.pause = max(FIRST_PAUSE, self.pause // 2)

@@ -27,8 +27,39 @@ REACH_KEPT = 0.99
 ATTENTION_PRICE = 2.0
 
 
+class _Line:
+    """Nanoseconds by rows: affine, never falling, through what was measured lately. fitted: whether
+    steps of different sizes were seen; slope: until then as if rows were all that costs."""
+
+    def __init__(self) -> None:
+        self.rows = self.ns = self.slope = 0.0
+        self.steps = 0
+        self.fitted = False
+        self._variance = self._covariance = 0.0
+
+    def at(self, rows: float) -> float:
+        return self.ns + self.slope * (rows - self.rows)
+
+    def record(self, rows: float, ns: float) -> None:
+        self.steps += 1
+        newest = max(NEWEST, 1 / self.steps)
+        rows_off, ns_off = rows - self.rows, ns - self.ns
+        self.rows += newest * rows_off
+        self.ns += newest * ns_off
+        self._variance = (1 - newest) * (self._variance + newest * rows_off * rows_off)
+        self._covariance = (1 - newest) * (self._covariance + newest * rows_off * ns_off)
+        dearest = self.ns / self.rows
+        if self._variance > (LEAST_SPREAD * self.rows) ** 2:
+            self.slope = max(0.0, self._covariance / self._variance)
+            self.fitted = True
+        elif not self.fitted:
+            self.slope = dearest
+        self.slope = min(self.slope, dearest)
+
+
 class StepCosts:
-    """Nanoseconds of a step by its rows: affine, never falling, through what was measured lately.
+    """Nanoseconds of a step by its rows, of all steps and of those without prompts: a few rows more
+    hide behind the reading of weights, hundreds do not, and one line cannot say both.
 
     Rows are weighed by their context (`row_weight`), so that one number stands for both.
     """
@@ -37,12 +68,13 @@ class StepCosts:
         # Multiply-adds of a row with the weights (in bfloat16), and with one cached token.
         weights, token = info.weight_bytes / 2, 2 * info.num_layers * info.hidden_size
         self._context_price = ATTENTION_PRICE * token / weights if weights else 0.0
-        self._steps = 0
-        self._rows = self._ns = self._variance = self._covariance = 0.0
-        self._slope = 0.0
+        self._all, self._lean = _Line(), _Line()
         self._reach = 0.0
-        self._lean: tuple[float, float] | None = None
-        self.fitted = False
+
+    @property
+    def fitted(self) -> bool:
+        """Whether steps of different sizes were seen."""
+        return self._all.fitted
 
     def row_weight(self, context: float) -> float:
         """What a row behind `context` cached tokens costs, 1 being a row behind none."""
@@ -53,39 +85,28 @@ class StepCosts:
         return sum(map(self.row_weight, contexts))
 
     def record(self, rows: float, ns: float, *, lean: bool) -> None:
-        """Learns from a step of that many weighed rows; lean: it had none of a prompt. `fitted`,
-        from then on, says whether steps of different sizes were seen."""
+        """Learns from a step of that many weighed rows; lean: it had none of a prompt."""
         ns = min(ns, self._longest(rows, lean=lean))
-        self._steps += 1
-        newest = max(NEWEST, 1 / self._steps)
-        rows_off, ns_off = rows - self._rows, ns - self._ns
-        self._rows += newest * rows_off
-        self._ns += newest * ns_off
-        self._variance = (1 - newest) * (self._variance + newest * rows_off * rows_off)
-        self._covariance = (1 - newest) * (self._covariance + newest * rows_off * ns_off)
-        self._reach = max(rows, REACH_KEPT * self._reach)
-        dearest = self._ns / self._rows  # nothing but rows: no constant part
-        if self._variance > (LEAST_SPREAD * self._rows) ** 2:
-            self._slope = max(0.0, self._covariance / self._variance)
-            self.fitted = True
-        elif not self.fitted:
-            self._slope = dearest
-        self._slope = min(self._slope, dearest)
+        self._all.record(rows, ns)
         if lean:
-            old_rows, old_ns = self._lean or (rows, ns)
-            self._lean = old_rows + NEWEST * (rows - old_rows), old_ns + NEWEST * (ns - old_ns)
+            self._lean.record(rows, ns)
+        self._reach = max(rows, REACH_KEPT * self._reach)
 
     def _longest(self, rows: float, *, lean: bool) -> float:
         """The most that a step of that many weighed rows counts as. No step takes longer than the
         usual one by more than it has more rows."""
-        known_rows, known_ns = (lean and self._lean) or (self._rows, self._ns)
-        if known_ns == 0:
+        known = self._lean if lean and self._lean.steps else self._all
+        if known.ns == 0:
             return math.inf
-        return OUTLIER * known_ns * max(1.0, rows / known_rows)
+        return OUTLIER * known.ns * max(1.0, rows / known.rows)
 
     def ns(self, rows: float) -> float:
         """What a step of that many weighed rows takes; 0 where nothing was measured."""
-        return self._ns + self._slope * (rows - self._rows)
+        return self._all.at(rows)
+
+    def decode_ns(self, rows: float) -> float:
+        """The same of a step without prompts, as far as such steps of different sizes were seen."""
+        return self._lean.at(rows) if self._lean.fitted else self.ns(rows)
 
     def lean_ns(self, rows: float) -> float:
         """What steps without prompts take, where their roots are that many weighed rows.
@@ -93,16 +114,16 @@ class StepCosts:
         Remembered for itself: between long steps a line knows nothing of short ones, which take as
         long as the weights do.
         """
-        if self._lean is None:
-            return self.ns(rows)
-        lean_rows, ns = self._lean
-        return ns + self._slope * max(0.0, rows - lean_rows)
+        if self._lean.fitted or not self._lean.steps:
+            return self.decode_ns(rows)
+        return self._lean.ns + self._all.slope * max(0.0, rows - self._lean.rows)
 
     def rows_within(self, ns: float) -> float:
         """The most weighed rows that a step of `ns` can have, as far as that is known."""
-        if self._steps == 0:
+        if self._all.steps == 0:
             return math.inf
         spare = ns - self.ns(0)
         if spare < 0:
             return 0.0
-        return min(spare / self._slope if self._slope else math.inf, REACH * self._reach)
+        slope = self._all.slope
+        return min(spare / slope if slope else math.inf, REACH * self._reach)

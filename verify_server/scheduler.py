@@ -133,7 +133,8 @@ class Scheduler:
             )
         if step.rows:
             outs = self._engine.forward(step.rows)
-            ended = self._judge.settle(step, outs, began_ns, self._clock_ns, self._stream)
+            idle_ns = began_ns - self._free_ns
+            ended = self._judge.settle(step, outs, began_ns, idle_ns, self._clock_ns, self._stream)
             for session, end in ended:
                 if isinstance(end, ForerunError):
                     self._fail(session, end)

@@ -41,11 +41,34 @@ def paying_nodes(
     tokens = chance = 1.0
     for nodes in range(most):
         chance *= rate
-        before, after = costs.ns(plain_rows * (nodes + 1)), costs.ns(plain_rows * (nodes + 2))
+        before = costs.decode_ns(plain_rows * (nodes + 1))
+        after = costs.decode_ns(plain_rows * (nodes + 2))
         if after > limit or not _pays(chance, tokens, before, after):
             return nodes
         tokens += chance
     return most
+
+
+def worth(
+    costs: StepCosts,
+    *,
+    accepted: int,
+    rows: float,
+    waited_ns: float,
+    plain_rows: float,
+    sessions: int,
+) -> float:
+    """What a round was worth, in tokens: those accepted, less those that plain decoding would have
+    given in the time that it took.
+
+    rows: weighed rows of its nodes; waited_ns: that the engine stood idle for its tree; plain_rows,
+    sessions: the weighed roots of all that decode, and how many they are.
+    """
+    plain_ns = costs.decode_ns(plain_rows)
+    if plain_ns <= 0:
+        return float(accepted)
+    took_ns = costs.decode_ns(plain_rows + rows) - plain_ns + waited_ns
+    return accepted - sessions * took_ns / plain_ns
 
 
 def cut_trees(
@@ -68,9 +91,10 @@ def cut_trees(
     tokens, rows = float(len(trees)), beside + sum(weights)
     heads = [(-chances[i][1], i) for i, tree in enumerate(trees) if tree.num_nodes]
     heapq.heapify(heads)
+    price = costs.ns if beside else costs.decode_ns
     while heads:
         chance, i = heapq.heappop(heads)
-        before, after = costs.ns(rows), costs.ns(rows + weights[i])
+        before, after = price(rows), price(rows + weights[i])
         if after > limit or not _pays(-chance, tokens, before, after):
             continue  # a row of another tree may be cheaper
         kept[i] += 1

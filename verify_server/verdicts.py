@@ -27,6 +27,9 @@ from verify_server.sessions import Phase, Session
 from verify_server.step import Step
 from verify_server.stops import FinishReason
 
+# Of a round in what rounds are usually worth.
+USUAL_WEIGHT = 1 / 64
+
 NO_NUMBERS = (
     "no logit of the target is a number; its weights are damaged, or overflow in --dtype bfloat16"
 )
@@ -47,12 +50,14 @@ class _Ruling:
 
 @dataclass(slots=True)
 class _Moment:
-    """What all rulings of one step share: its number, beginning and end, how many sessions decode
-    next and what their roots weigh, and what is counted of all of them."""
+    """What all rulings of one step share: its number, beginning and end, how long the engine had
+    stood idle for each of its drafts, how many sessions decode next and what their roots weigh, and
+    what is counted of all of them."""
 
     number: int
     began_ns: int
     now_ns: int
+    idle_ns: float
     decoding: int
     plain_rows: float
     counts: SessionStats
@@ -76,16 +81,19 @@ class Judge:
         self._costs = costs
         self._metrics = metrics
         self._steps = 0
+        self._gain = budget.FIRST_GAIN  # of a round, as usual in all sessions
 
     def settle(
         self,
         step: Step,
         outs: Sequence[RowsOut],
         began_ns: int,
+        idle_ns: int,
         clock_ns: Callable[[], int],
         stream: Callable[[int], StreamOutput],
     ) -> list[tuple[Session, FinishReason | ForerunError]]:
-        """Commits what stays and writes the step's openings, verdicts and hidden states.
+        """Commits what stays and writes the step's openings, verdicts and hidden states. idle_ns:
+        how long the engine had nothing to do before the step.
 
         Returns the sessions that ended, or failed, and why; the caller drops them.
         """
@@ -122,7 +130,16 @@ class Judge:
         decoding = [s for s in self._residency.decoding if s.key not in over]
         plain_rows = self._costs.plain_rows(len(session.committed) for session in decoding)
         self._steps += 1
-        moment = _Moment(self._steps, began_ns, now_ns, len(decoding), plain_rows, SessionStats())
+        drafted = sum(s.tree is not None and s.tree.num_nodes > 0 for s in step.sessions)
+        moment = _Moment(
+            self._steps,
+            began_ns,
+            now_ns,
+            idle_ns / max(drafted, 1),
+            len(decoding),
+            plain_rows,
+            SessionStats(),
+        )
         for ruling in rulings:
             output = stream(ruling.session.stream)
             if ruling.tree is None:
@@ -164,6 +181,7 @@ class Judge:
         if ruling.emitted:
             session.stats.emitted += 1
             moment.counts.emitted += 1
+            session.pace.gain = max(self._gain, budget.LEAST_GAIN)
             granted = self._begin_round(ruling, moment)
             output.opened.append(
                 Opened(
@@ -190,11 +208,13 @@ class Judge:
             self._metrics.record_bonus(ruling.emitted - accepted)
         if session.granted.nodes == 0:
             session.pace.record_plain_step()
-        elif tree.num_nodes:
-            session.pace.record_round(accepted, tree.max_depth, pausing=self._config.adaptive)
+        elif not plain:
+            worth = self._worth(session, tree, accepted, moment)
+            adaptive = self._config.adaptive
+            session.pace.record_round(accepted, tree.max_depth, worth, pausing=adaptive)
         elif session.tree is None or session.waited_ns > max(timing.verify_ns, self._patience_ns):
             session.pace.record_silence()
-        elif plain and self._config.adaptive:
+        elif self._config.adaptive:
             session.pace.record_nothing(session.waited_ns / max(timing.verify_ns, 1))
         granted = self._begin_round(ruling, moment)
         output.verdicts.append(
@@ -212,6 +232,21 @@ class Judge:
                 hidden=ruling.hidden,
             )
         )
+
+    def _worth(self, session: Session, tree: Tree, accepted: int, moment: _Moment) -> float:
+        """What the round was worth; sessions that open begin with what is usual."""
+        if not self._costs.fitted:
+            return budget.FIRST_GAIN
+        worth = sizing.worth(
+            self._costs,
+            accepted=accepted,
+            rows=tree.num_nodes * self._costs.row_weight(len(session.committed)),
+            waited_ns=min(moment.idle_ns, session.waited_ns),
+            plain_rows=moment.plain_rows,
+            sessions=max(moment.decoding, 1),
+        )
+        self._gain += USUAL_WEIGHT * (worth - self._gain)
+        return worth
 
     def _begin_round(self, ruling: _Ruling, moment: _Moment) -> Budget:
         session = ruling.session

@@ -77,6 +77,35 @@ def test_rejected_drafts_pause_within_eight_rounds_and_probe_ever_less() -> None
     assert pauses[-1] == LONGEST_PAUSE
 
 
+def test_rounds_that_take_more_time_than_they_are_worth_pause_though_much_is_accepted() -> None:
+    pace = Pace()
+    rounds = 0
+    while pace.limit(LIMIT, 0) == LIMIT:
+        pace.record_round(2, 4, worth=-0.7)
+        rounds += 1
+    assert 2 <= rounds <= 6
+    for _ in range(20):
+        pause(pace)
+        assert pace.limit(LIMIT, 0) == PROBE
+        pace.record_round(1, 2, worth=-0.7)
+    for _ in range(2):
+        pause(pace)
+        pace.record_round(2, 2, worth=1.7)
+    assert pace.limit(LIMIT, 0) == LIMIT, "two good probes lead back"
+
+
+def test_probes_of_all_sessions_come_in_the_same_steps() -> None:
+    asked = []
+    for begun in range(8):
+        pace = Pace(gain=-0.25)
+        for _ in range(4):
+            pace.record_round(0, 2, worth=-1.0)
+            while pace.paused_steps:
+                pace.record_plain_step()
+        asked.append({step for step in range(64) if pace.limit(LIMIT, begun + step) != NONE})
+    assert {min(steps) + begun for begun, steps in enumerate(asked)} <= {0, 16}
+
+
 def test_waiting_in_vain_pauses_for_longer() -> None:
     pace = Pace()
     while pace.limit(LIMIT, 0) == LIMIT:

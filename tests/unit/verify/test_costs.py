@@ -23,9 +23,16 @@ def learned(*samples: tuple[float, float]) -> StepCosts:
     return costs
 
 
+def test_steps_of_different_sizes_must_have_been_seen() -> None:
+    costs = StepCosts(INFO)
+    costs.record(21, 310, lean=True)
+    assert not costs.fitted
+    costs.record(1, 110, lean=True)
+    assert costs.fitted
+
+
 def test_an_affine_cost_is_found_exactly_from_two_sizes() -> None:
     costs = learned((1, 110), (1, 110), (21, 310))
-    assert costs.fitted
     for rows in (0, 1, 8, 40):
         assert costs.ns(rows) == pytest.approx(100 + 10 * rows)
     assert costs.rows_within(300) == pytest.approx(20)
@@ -34,7 +41,6 @@ def test_an_affine_cost_is_found_exactly_from_two_sizes() -> None:
 
 def test_one_size_says_nothing_about_the_price_of_a_row() -> None:
     costs = learned((256, 512), (256, 512))
-    assert not costs.fitted
     assert costs.ns(1) == pytest.approx(2), "the least that a row can cost"
     assert costs.rows_within(20) == pytest.approx(10)
 
@@ -98,6 +104,23 @@ def test_what_a_step_without_prompts_takes_is_remembered_while_there_are_none() 
     assert costs.ns(4) < 60
     assert costs.lean_ns(2) == costs.lean_ns(4) == 120
     assert costs.lean_ns(8) == pytest.approx(160, abs=2)
+
+
+def test_rows_without_prompts_have_a_price_of_their_own() -> None:
+    """Eight rows hide behind the reading of weights; those of prompts are all arithmetic."""
+    costs = StepCosts(INFO)
+    for _ in range(20):
+        costs.record(1, 160, lean=True)
+        costs.record(200, 4800, lean=False)
+    dear = costs.decode_ns(9) - costs.decode_ns(1)
+    for _ in range(20):
+        costs.record(1, 160, lean=True)
+        costs.record(9, 240, lean=True)
+        costs.record(200, 4800, lean=False)
+    found = costs.decode_ns(9) - costs.decode_ns(1)
+    assert found == pytest.approx(80, abs=1)
+    assert found < dear / 2
+    assert costs.ns(200) == pytest.approx(4800, rel=0.1)
 
 
 def test_a_row_behind_a_long_context_weighs_more() -> None:

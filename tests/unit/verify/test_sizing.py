@@ -18,6 +18,7 @@ from verify_server.sizing import (
     paying_nodes,
     prompt_limit_ns,
     prompt_rows,
+    worth,
 )
 
 FAR = math.inf
@@ -26,7 +27,7 @@ FAR = math.inf
 def affine(constant: float, row: float) -> StepCosts:
     costs = StepCosts(ScriptedTarget(hash_next(8)).info)
     for rows in (1, 200) * 3:
-        costs.record(rows, constant + row * rows, lean=rows == 1)
+        costs.record(rows, constant + row * rows, lean=True)
     return costs
 
 
@@ -127,3 +128,12 @@ def test_prompts_get_what_time_is_left_and_never_nothing() -> None:
     assert rows(11, 4, 256) == LEAST_CHUNK
     assert rows(11, 4, 3) == 3
     assert rows(11, 4, 256, least=0) == 0
+
+
+def test_a_round_is_worth_what_plain_decoding_would_not_have_given_meanwhile() -> None:
+    costs = affine(16, 1)
+    # Three sessions get a token each in 19: a node takes 1, waiting took 5.
+    assert worth(costs, accepted=2, rows=3, waited_ns=5, plain_rows=3, sessions=3) == pytest.approx(
+        2 - 3 * (3 + 5) / 19
+    )
+    assert worth(costs, accepted=0, rows=0, waited_ns=0, plain_rows=3, sessions=3) == 0

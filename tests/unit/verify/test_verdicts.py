@@ -29,7 +29,8 @@ def test_a_verdict_says_how_much_of_a_tree_took_part(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         sizing, "cut_trees", lambda _, trees, **__: [t.first(next(most)) for t in trees]
     )
-    monkeypatch.setattr(StepCosts, "record", lambda self, *_, **__: setattr(self, "fitted", True))
+    monkeypatch.setattr(StepCosts, "record", lambda *_, **__: None)
+    monkeypatch.setattr(StepCosts, "fitted", True)
     stepping = Stepping(ScriptedTarget(NEXT))
     seen = stepping.open(1, [1, 2, 3], 60, drafting=True)
     stepping.step()
