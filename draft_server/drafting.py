@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from draft_server.demand import Demand
 from draft_server.drafters.base import Drafter, DraftState, FeatureDrafter
 from forerun.tree import Budget, Tree
 
@@ -87,12 +88,14 @@ class _Result:
 class DraftingThread:
     """Runs `drafter` for sessions of the event loop that calls `start`.
 
-    timeout_s: after this long a round gets no proposal. All methods are for the event loop.
+    timeout_s: after this long a round gets no proposal. demand: what is asked of sessions with
+    hidden states. All methods are for the event loop.
     """
 
     def __init__(self, drafter: Drafter[Any], timeout_s: float) -> None:
         self.drafter = drafter
         self.timeout_s = timeout_s
+        self.demand = Demand()
         self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

@@ -105,7 +105,11 @@ class Session:
         # What the drafter has not been told yet; while it is not asked it is told nothing.
         self._untold: list[int] = []
         self._handle: DraftHandle | None = None
-        if not (generation.plain or drafting.drafter.info.idle):
+        info = drafting.drafter.info
+        seeing = drafting.demand.wants_hidden_states(stream.num_sessions)
+        self._taps = info.hidden_taps if seeing else ()
+        blind = info.blind or self._taps == info.hidden_taps
+        if blind and not (generation.plain or info.idle):
             self._handle = drafting.open(generation.prompt_ids, self._on_draft)
 
     @property
@@ -147,7 +151,7 @@ class Session:
             drafting=self._handle is not None,
             # By then every round is answered, if only to say that nothing is proposed.
             patience_us=self._patience_us if self._handle else 0,
-            hidden_taps=self._drafting.drafter.info.hidden_taps if self._handle else (),
+            hidden_taps=self._taps if self._handle else (),
             traceparent=self._span.traceparent,
         )
 
@@ -253,8 +257,10 @@ class Session:
         self._sent(None)
         if self._phase is not Phase.DECODING or self._handle is None or self._end_reason():
             return
+        if self._taps:
+            self._drafting.demand.record(granted.nodes)
         if not granted.nodes or not granted.depth:
-            if self._drafting.drafter.info.hidden_taps:
+            if self._taps:
                 # Its rows can be cached meanwhile: hidden states take more room than their KV.
                 untold, self._untold = self._untold, []
                 self._drafting.tell(self._handle, untold)

@@ -22,12 +22,14 @@ class DrafterInfo:
     """What a drafter is and needs, for checks at the start.
 
     name: the method. hidden_taps: hidden states of the target that it needs (layer indices as in
-    Open.hidden_taps). max_context: positions that its own model can hold, None where it has no
-    model. idle: whether it never proposes anything, so that sessions are opened without drafting.
+    Open.hidden_taps). blind: whether it proposes tokens without them as well. max_context:
+    positions that its own model can hold, None where it has no model. idle: whether it never
+    proposes anything, so that sessions are opened without drafting.
     """
 
     name: str
     hidden_taps: tuple[int, ...] = ()
+    blind: bool = False
     max_context: int | None = None
     idle: bool = False
 

@@ -39,7 +39,10 @@ class CombinedDrafter(Generic[S]):
         self.calibrations = {**ngram.calibrations, **other.calibrations}
         info = other.info
         self.info = DrafterInfo(
-            f"{ngram.info.name}+{info.name}", info.hidden_taps, info.max_context
+            f"{ngram.info.name}+{info.name}",
+            hidden_taps=info.hidden_taps,
+            blind=True,
+            max_context=info.max_context,
         )
 
     def open(self, prompt_ids: Sequence[int]) -> CombinedState[S]:

@@ -136,6 +136,8 @@ class HeadDrafter:
         the reason noted, where none can."""
         length = len(state.committed)
         depth = min(budget.depth, self._head.info.max_context - length + 2)
+        if not state.known:
+            return 0, 0  # a session without hidden states
         if depth < 1:
             state.fallback = "draft_context"
         elif state.cached + count < length - 1 or count < 1:

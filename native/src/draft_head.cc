@@ -59,7 +59,7 @@ std::vector<DraftTree> DraftHead::draft(const std::vector<HeadRows>& batch, doub
   outputs_.assign(batch.size(), {});
   plan_committed(batch);
   double began = now();
-  run_pass(trees, batch.data());
+  run_pass(trees);
   while (true) {
     // A pass over few rows takes no longer than the one before it.
     const double last = now() - began;
@@ -67,24 +67,27 @@ std::vector<DraftTree> DraftHead::draft(const std::vector<HeadRows>& batch, doub
     if (began + last > end) break;
     plan_nodes(batch, trees);
     if (rows() == 0) break;
-    run_pass(trees, nullptr);
+    run_pass(trees);
   }
   return trees;
 }
 
-void DraftHead::run_pass(std::vector<DraftTree>& trees, const HeadRows* batch) {
-  attention_.plan(sequences_, rows_);
+void DraftHead::run_pass(std::vector<DraftTree>& trees) {
+  attention_.plan(sequences_, asking_);
   children_.resize(predicted_.size());
   pool_.run([&](int thread) {
-    if (batch != nullptr) take_features(thread, batch);
+    if (!features_.empty()) take_features(thread);
     join(thread);
-    layer(thread);
+    cache(thread);
+    if (asking() == 0) return;
+    if (asking() < rows()) leave_out(thread);
+    attend(thread);
     predict(thread);
   });
   const std::size_t h = weights_->config().hidden_size;
   for (std::size_t i = 0; i < predicted_.size(); ++i) {
     const Predicted& p = predicted_[i];
-    const float* x = x_.as<float>() + p.row * h;
+    const float* x = x_.as<float>() + i * h;
     outputs_[p.session].insert(outputs_[p.session].end(), x, x + h);
     for (const auto& [probability, id] : children_[i]) {
       trees[p.session].add(p.node, weights_->target_id(id), probability);
@@ -130,13 +133,11 @@ void DraftHead::gemm(int thread, const std::uint16_t* w, int n, int k, const voi
 }
 
 // Fills x of committed rows: g, or f where the embedding is joined to it.
-void DraftHead::take_features(int thread, const HeadRows* batch) {
+void DraftHead::take_features(int thread) {
   const HeadConfig& c = weights_->config();
   auto* x = x_.as<float>();
   for_rows(thread, rows(), [&](int row) {
-    const AttentionSequence& sequence = sequences_[rows_[row].sequence];
-    const std::uint16_t* from = batch[rows_[row].sequence].features +
-                                static_cast<std::size_t>(row - sequence.first) * c.feature_size;
+    const std::uint16_t* from = features_[row];
     float* features = c.fused ? x + static_cast<std::size_t>(row) * c.hidden_size : scratch(thread);
     std::transform(from, from + c.feature_size, features, bf16_to_float);
     if (!c.fused) kernels_.to_act(features, c.feature_size, act(row));
@@ -173,17 +174,17 @@ void DraftHead::join(int thread) {
   pool_.barrier();
 }
 
-void DraftHead::layer(int thread) {
+// Keys and values of all rows go into the cache, their queries stay in qkv_.
+void DraftHead::cache(int thread) {
   const HeadConfig& c = weights_->config();
-  const int h = c.hidden_size, d = c.head_dim;
-  auto* x = x_.as<float>();
+  const int d = c.head_dim;
   auto* qkv = qkv_.as<float>();
   gemm(thread, weights_->qkv, c.qkv_size(), c.layer_input(), act(0), ld_act_, rows(),
        weights_->qkv_bias, Epilogue::kStore, qkv, c.qkv_size(), nullptr);
   pool_.barrier();
   for_rows(thread, rows(), [&](int row) {
     float* q = qkv + static_cast<std::size_t>(row) * c.qkv_size();
-    const std::size_t rotation = static_cast<std::size_t>(rows_[row].position) * (d / 2);
+    const std::size_t rotation = static_cast<std::size_t>(positions_[row]) * (d / 2);
     for (int head = 0; head < c.heads + c.kv_heads; ++head) {
       kernels_.rope(q + head * d, cos_.data() + rotation, sin_.data() + rotation, d);
     }
@@ -193,31 +194,52 @@ void DraftHead::layer(int thread) {
     }
   });
   pool_.barrier();
-  attention_.compute(0, thread, qkv, c.qkv_size());
+}
+
+// Moves up the rows that predict something, over those that do not.
+void DraftHead::leave_out(int thread) {
+  const HeadConfig& c = weights_->config();
+  const std::size_t h = c.hidden_size, ld = c.qkv_size();
+  auto* x = x_.as<float>();
+  auto* qkv = qkv_.as<float>();
+  // In order, since a row's new place may be another one's old place.
+  for (int i = 0; thread == 0 && i < asking(); ++i) {
+    const std::size_t from = predicted_[i].row;
+    std::copy_n(x + from * h, h, x + i * h);
+    std::copy_n(qkv + from * ld, c.q_size(), qkv + i * ld);
+  }
+  pool_.barrier();
+}
+
+// The rest of the layer, for the rows that predict something.
+void DraftHead::attend(int thread) {
+  const HeadConfig& c = weights_->config();
+  const int h = c.hidden_size, count = asking();
+  auto* x = x_.as<float>();
+  attention_.compute(0, thread, qkv_.as<float>(), c.qkv_size());
   pool_.barrier();
   attention_.merge(thread, act(0), ld_act_);
   pool_.barrier();
-  gemm(thread, weights_->o, h, c.q_size(), act(0), ld_act_, rows(), {}, Epilogue::kAdd, x, h,
+  gemm(thread, weights_->o, h, c.q_size(), act(0), ld_act_, count, {}, Epilogue::kAdd, x, h,
        nullptr);
   pool_.barrier();
-  for_rows(thread, rows(), [&](int row) {
+  for_rows(thread, count, [&](int row) {
     norm(thread, x + static_cast<std::size_t>(row) * h, weights_->mlp_norm, act(row));
   });
   pool_.barrier();
-  gemm(thread, weights_->gate_up, 2 * c.intermediate_size, h, act(0), ld_act_, rows(), {},
+  gemm(thread, weights_->gate_up, 2 * c.intermediate_size, h, act(0), ld_act_, count, {},
        Epilogue::kSiluMul, nullptr, 0, wide_.as<void>());
   pool_.barrier();
-  gemm(thread, weights_->down, h, c.intermediate_size, wide_.as<void>(), c.intermediate_size,
-       rows(), {}, Epilogue::kAdd, x, h, nullptr);
+  gemm(thread, weights_->down, h, c.intermediate_size, wide_.as<void>(), c.intermediate_size, count,
+       {}, Epilogue::kAdd, x, h, nullptr);
   pool_.barrier();
 }
 
 void DraftHead::predict(int thread) {
-  if (predicted_.empty()) return;
   const HeadConfig& c = weights_->config();
-  const int h = c.hidden_size, count = static_cast<int>(predicted_.size());
+  const int h = c.hidden_size, count = asking();
   for_rows(thread, count, [&](int i) {
-    float* x = x_.as<float>() + static_cast<std::size_t>(predicted_[i].row) * h;
+    float* x = x_.as<float>() + static_cast<std::size_t>(i) * h;
     norm(thread, x, weights_->final_norm, act(i));
     if (c.passes_norm) std::copy_n(scratch(thread), h, x);
   });

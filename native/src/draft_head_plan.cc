@@ -36,21 +36,39 @@ void DraftHead::check(const std::vector<HeadRows>& batch) const {
 }
 
 void DraftHead::plan_committed(const std::vector<HeadRows>& batch) {
-  sequences_.clear();
-  rows_.clear();
-  tokens_.clear();
-  slots_.clear();
-  predicted_.clear();
+  clear_plan();
+  const std::size_t feature_size = weights_->config().feature_size;
   for (int s = 0; s < static_cast<int>(batch.size()); ++s) {
     const HeadRows& b = batch[s];
-    sequences_.push_back({b.cached, rows(), b.rows, b.pages});
     for (int i = 0; i < b.rows; ++i) {
-      rows_.push_back({s, b.cached + i, nullptr});
-      tokens_.push_back(b.tokens[i]);
-      slots_.push_back(cache_.slot(b.pages, b.cached + i));
+      features_.push_back(b.features + i * feature_size);
+      add_row(b.cached + i, b.tokens[i], cache_.slot(b.pages, b.cached + i));
     }
-    if (b.limits.nodes > 0 && b.limits.depth > 0) predicted_.push_back({rows() - 1, s, -1});
+    if (b.limits.nodes > 0 && b.limits.depth > 0) {
+      // To it the rows before it are cached like all others.
+      const int sequence = static_cast<int>(sequences_.size()), last = b.cached + b.rows - 1;
+      sequences_.push_back({last, sequence, 1, b.pages});
+      asking_.push_back({sequence, last, nullptr});
+      predicted_.push_back({rows() - 1, s, -1});
+    }
   }
+}
+
+void DraftHead::clear_plan() {
+  features_.clear();
+  positions_.clear();
+  tokens_.clear();
+  slots_.clear();
+  sequences_.clear();
+  asking_.clear();
+  predicted_.clear();
+  paths_.clear();
+}
+
+void DraftHead::add_row(int position, std::int32_t token, std::int32_t slot) {
+  positions_.push_back(position);
+  tokens_.push_back(token);
+  slots_.push_back(slot);
 }
 
 void DraftHead::plan_nodes(const std::vector<HeadRows>& batch, std::vector<DraftTree>& trees) {
@@ -66,12 +84,7 @@ void DraftHead::plan_nodes(const std::vector<HeadRows>& batch, std::vector<Draft
     room -= static_cast<int>(nodes.size());
     for (const int node : nodes) path_sizes += tree.node(node).depth;
   }
-  sequences_.clear();
-  rows_.clear();
-  tokens_.clear();
-  slots_.clear();
-  predicted_.clear();
-  paths_.clear();
+  clear_plan();
   paths_.reserve(path_sizes);  // rows point into it
   for (int s = 0; s < static_cast<int>(batch.size()); ++s) {
     if (chosen[s].empty()) continue;
@@ -89,9 +102,9 @@ void DraftHead::plan_nodes(const std::vector<HeadRows>& batch, std::vector<Draft
       for (int n = node; n >= 0; n = tree.node(n).parent) paths_.push_back(tree.node(n).row);
       std::reverse(paths_.begin() + start, paths_.end());
       const int depth = tree.node(node).depth;
-      rows_.push_back({sequence, prefix + depth - 1, paths_.data() + start});
-      tokens_.push_back(tree.node(node).token);
-      slots_.push_back(cache_.slot(batch[s].pages, prefix + next));
+      add_row(prefix + depth - 1, tree.node(node).token,
+              cache_.slot(batch[s].pages, prefix + next));
+      asking_.push_back({sequence, prefix + depth - 1, paths_.data() + start});
       const int parent = tree.node(node).parent;
       const std::size_t from = parent < 0 ? 0 : tree.node(parent).row + 1;
       std::copy_n(outputs_[s].begin() + from * h, h,

@@ -123,7 +123,7 @@ class DraftHead {
 
  private:
   struct Predicted {
-    int row;      // of the pass
+    int row;      // of the pass, before those that predict nothing are left out
     int session;  // of the batch
     int node;     // whose children it gives, -1: the root's
   };
@@ -131,10 +131,14 @@ class DraftHead {
   void check(const std::vector<HeadRows>& batch) const;
   void plan_committed(const std::vector<HeadRows>& batch);
   void plan_nodes(const std::vector<HeadRows>& batch, std::vector<DraftTree>& trees);
-  void run_pass(std::vector<DraftTree>& trees, const HeadRows* features);
-  void take_features(int thread, const HeadRows* batch);
+  void clear_plan();
+  void add_row(int position, std::int32_t token, std::int32_t slot);
+  void run_pass(std::vector<DraftTree>& trees);
+  void take_features(int thread);
   void join(int thread);
-  void layer(int thread);
+  void cache(int thread);
+  void leave_out(int thread);
+  void attend(int thread);
   void predict(int thread);
   void top(const float* probabilities, float sum, std::vector<std::pair<float, int>>& best) const;
   void norm(int thread, const float* x, const std::vector<float>& weight, void* act);
@@ -148,7 +152,8 @@ class DraftHead {
   }
   void* act(int row) const;
   float* scratch(int thread) const;
-  int rows() const { return static_cast<int>(rows_.size()); }
+  int rows() const { return static_cast<int>(positions_.size()); }
+  int asking() const { return static_cast<int>(asking_.size()); }
 
   std::shared_ptr<const HeadWeights> weights_;
   const ForwardConfig config_;
@@ -159,11 +164,14 @@ class DraftHead {
   Attention attention_;
   std::vector<float> cos_, sin_;
 
-  // The plan of one pass.
+  // The plan of one pass. All rows leave keys and values in the cache; features_: hidden states of
+  // the target, of committed rows. Those that predict something go on from there, the others end.
+  std::vector<const std::uint16_t*> features_;
+  std::vector<std::int32_t> positions_, tokens_, slots_;
   std::vector<AttentionSequence> sequences_;
-  std::vector<AttentionRow> rows_;
-  std::vector<std::int32_t> tokens_, slots_, paths_;
-  std::vector<Predicted> predicted_;
+  std::vector<AttentionRow> asking_;
+  std::vector<std::int32_t> paths_;
+  std::vector<Predicted> predicted_;                          // of the rows that go on
   std::vector<std::vector<std::pair<float, int>>> children_;  // of each predicted row
 
   // Outputs of the rows that went through the head this round, by session.

@@ -134,4 +134,4 @@ def test_the_text_goes_on_where_the_head_cannot(head: DraftHead) -> None:
     assert tree.token_ids[:3] == (3, 4, 5), "without a single hidden state"
     nothing = drafter.open([1, 2, 3])
     assert drafter.draft([(nothing, BUDGET)]) == [Tree.root_only(3)]
-    assert nothing.fallback == "catch_up"
+    assert nothing.fallback == "", "what does not come is not waited for"

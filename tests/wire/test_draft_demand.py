@@ -1,0 +1,86 @@
+"""Under load new sessions are drafted for without hidden states; without load all have them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from draft_server.demand import MANY_SESSIONS, TRIAL, Demand
+from draft_server.drafters.base import DrafterInfo
+from forerun.tree import Budget
+from tests.fixtures.drafting import ScriptedDrafter, alphabet, drafting_pair, eventually, following
+
+PROMPT = "hello a"
+SEEING = DrafterInfo("seeing", hidden_taps=(1, 2), blind=True)
+
+
+class SeeingDrafter(ScriptedDrafter):
+    info = SEEING
+
+
+async def _taps(drafter: ScriptedDrafter, budget: Budget, sessions: int) -> list[Sequence[int]]:
+    """The taps of sessions that come while as many others go on, after those have had their way."""
+    async with drafting_pair(drafter=drafter, budgets=lambda round_: budget) as pair:
+        for _ in range(4):  # long answers, one after the other, whose rounds tell what is granted
+            tasks = [
+                asyncio.create_task(pair.client.generate(PROMPT, max_tokens=60).result())
+                for _ in range(sessions)
+            ]
+            await asyncio.gather(*tasks)
+        before = len(pair.verifier.opens)
+        gate = asyncio.Event()
+        pair.verifier.before_round = lambda live: gate.wait()
+        tasks = [
+            asyncio.create_task(pair.client.generate(PROMPT, max_tokens=4).result())
+            for _ in range(sessions + TRIAL)
+        ]
+        opened = before + sessions + TRIAL
+        await eventually(lambda: len(pair.verifier.opens) == opened, "all sessions are open")
+        gate.set()
+        for answer in await asyncio.gather(*tasks):
+            assert len(answer.token_ids) == 4
+        return [tuple(opened.hidden_taps) for opened in pair.verifier.opens[before + sessions :]]
+
+
+async def test_many_sessions_that_are_granted_nothing_go_on_without_hidden_states() -> None:
+    taps = await _taps(SeeingDrafter(following(alphabet)), Budget(0, 0), MANY_SESSIONS)
+    assert taps.count(()) == TRIAL - 1, "all but one, which tells whether it has changed"
+
+
+async def test_sessions_that_are_granted_trees_have_hidden_states() -> None:
+    taps = await _taps(SeeingDrafter(following(alphabet)), Budget(8, 8), MANY_SESSIONS)
+    assert taps == [(1, 2)] * TRIAL
+
+
+async def test_who_cannot_draft_without_hidden_states_decodes_plainly() -> None:
+    drafter = SeeingDrafter(following(alphabet))
+    drafter.info = replace(SEEING, blind=False)
+    async with drafting_pair(drafter=drafter) as pair:
+        pair.server.drafting.demand.wants_hidden_states = lambda sessions: False  # type: ignore[method-assign]
+        answer = await pair.client.generate(PROMPT, max_tokens=20).result()
+        assert len(answer.token_ids) == 20
+        (opened,) = pair.verifier.opens
+        assert not opened.drafting and not opened.hidden_taps
+        assert drafter.calls == 0
+
+
+@pytest.mark.parametrize("sessions", [0, MANY_SESSIONS - 1])
+def test_few_sessions_always_have_them(sessions: int) -> None:
+    demand = Demand()
+    for _ in range(1000):
+        demand.record(0)
+    assert demand.wants_hidden_states(sessions)
+    assert not demand.wants_hidden_states(MANY_SESSIONS)
+
+
+def test_larger_grants_bring_them_back() -> None:
+    demand = Demand()
+    for _ in range(1000):
+        demand.record(2)
+    assert not demand.wants_hidden_states(MANY_SESSIONS)
+    for _ in range(32):
+        demand.record(8)
+    assert demand.wants_hidden_states(MANY_SESSIONS)
