@@ -12,13 +12,14 @@ from collections.abc import Callable
 
 import pytest
 
-from forerun.cli.local import DRAFTS, LocalOptions, local_servers
+from forerun.cli.local import LocalOptions, local_servers
 from tests.fixtures.bench import generate_all, questions, references
 from tests.fixtures.engines import ISA_LEVELS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 FULL = os.environ.get("FORERUN_EXACTNESS") == "full"
+DRAFTS = ("none", "ngram", "standalone")
 QUESTIONS, TOKENS = (60, 128) if FULL else (6, 32)
 Start = Callable[[LocalOptions], str]
 
