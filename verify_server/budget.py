@@ -31,11 +31,15 @@ LONGEST_PAUSE = 32
 FIRST_SILENCE = 16
 LONGEST_SILENCE = 256
 
-# The worth of rounds is averaged over about as many as eight. Below 0 drafting costs time; two good
-# probes lead out of the lowest that it can fall to, and six bad rounds down from the highest.
+# The worth of rounds is averaged over about as many as eight. Below 0 drafting costs time; a good
+# probe leads out of the lowest that it can fall to, and six bad rounds down from the highest.
 GAIN_WEIGHT = 1 / 8
 FIRST_GAIN = 0.5
-LEAST_GAIN, MOST_GAIN = -0.25, 1.0
+LEAST_GAIN, MOST_GAIN = -0.1, 1.0
+# A round's weight in what rounds are usually worth. Where that is below 0, one new session in eight
+# drafts at once all the same: only drafts tell.
+USUAL_WEIGHT = 1 / 64
+TRIAL = 8
 
 # Asking takes time where there is nothing to propose; what can be copied is longer than so many
 # steps. Sessions are asked in the same steps: the others are held up by one as much as by all.
@@ -144,3 +148,29 @@ class Pace:
         elif accepted:
             # Halved, not forgotten: a probe that is right by chance buys few rounds.
             self.pause = max(FIRST_PAUSE, self.pause // 2)
+
+
+class Usual:
+    """What rounds are usually worth, with hidden states and without, by how many sessions decode:
+    a head takes longer than n-grams, and the time of an engine that many share is dearer."""
+
+    def __init__(self) -> None:
+        self._worth: dict[tuple[bool, int], float] = {}
+        self._refused = 0
+
+    def record(self, worth: float, *, sessions: int, hidden_states: bool) -> None:
+        """Counts a round in a step of that many decoding sessions."""
+        kind = hidden_states, sessions.bit_length()
+        usual = self._worth.get(kind, FIRST_GAIN)
+        self._worth[kind] = usual + USUAL_WEIGHT * (worth - usual)
+
+    def pace(self, *, sessions: int, hidden_states: bool) -> Pace:
+        """That of a session which begins to decode beside so many: it pauses first where rounds
+        usually cost more than they bring."""
+        usual = self._worth.get((hidden_states, sessions.bit_length()), FIRST_GAIN)
+        if usual < 0:
+            self._refused += 1
+            if self._refused % TRIAL:
+                gain = max(usual, LEAST_GAIN)
+                return Pace(gain=gain, pause=LONGEST_PAUSE, paused_steps=LONGEST_PAUSE)
+        return Pace()

@@ -27,9 +27,6 @@ from verify_server.sessions import Phase, Session
 from verify_server.step import Step
 from verify_server.stops import FinishReason
 
-# Of a round in what rounds are usually worth.
-USUAL_WEIGHT = 1 / 64
-
 NO_NUMBERS = (
     "no logit of the target is a number; its weights are damaged, or overflow in --dtype bfloat16"
 )
@@ -81,7 +78,7 @@ class Judge:
         self._costs = costs
         self._metrics = metrics
         self._steps = 0
-        self._gain = budget.FIRST_GAIN  # of a round, as usual in all sessions
+        self._usual = budget.Usual()
 
     def settle(
         self,
@@ -181,7 +178,9 @@ class Judge:
         if ruling.emitted:
             session.stats.emitted += 1
             moment.counts.emitted += 1
-            session.pace.gain = max(self._gain, budget.LEAST_GAIN)
+            session.pace = self._usual.pace(
+                sessions=moment.decoding, hidden_states=bool(session.taps)
+            )
             granted = self._begin_round(ruling, moment)
             output.opened.append(
                 Opened(
@@ -234,18 +233,18 @@ class Judge:
         )
 
     def _worth(self, session: Session, tree: Tree, accepted: int, moment: _Moment) -> float:
-        """What the round was worth; sessions that open begin with what is usual."""
         if not self._costs.fitted:
             return budget.FIRST_GAIN
+        sessions = max(moment.decoding, 1)
         worth = sizing.worth(
             self._costs,
             accepted=accepted,
             rows=tree.num_nodes * self._costs.row_weight(len(session.committed)),
             waited_ns=min(moment.idle_ns, session.waited_ns),
             plain_rows=moment.plain_rows,
-            sessions=max(moment.decoding, 1),
+            sessions=sessions,
         )
-        self._gain += USUAL_WEIGHT * (worth - self._gain)
+        self._usual.record(worth, sessions=sessions, hidden_states=bool(session.taps))
         return worth
 
     def _begin_round(self, ruling: _Ruling, moment: _Moment) -> Budget:

@@ -14,7 +14,9 @@ from verify_server.budget import (
     LONGEST_SILENCE,
     NONE,
     PROBE,
+    TRIAL,
     Pace,
+    Usual,
     grant,
 )
 
@@ -88,22 +90,39 @@ def test_rounds_that_take_more_time_than_they_are_worth_pause_though_much_is_acc
         pause(pace)
         assert pace.limit(LIMIT, 0) == PROBE
         pace.record_round(1, 2, worth=-0.7)
-    for _ in range(2):
-        pause(pace)
-        pace.record_round(2, 2, worth=1.7)
-    assert pace.limit(LIMIT, 0) == LIMIT, "two good probes lead back"
+    pause(pace)
+    pace.record_round(2, 2, worth=1.7)
+    assert pace.limit(LIMIT, 0) == LIMIT, "a good probe leads back"
 
 
 def test_probes_of_all_sessions_come_in_the_same_steps() -> None:
     asked = []
     for begun in range(8):
-        pace = Pace(gain=-0.25)
+        pace = Pace(gain=-0.1)
         for _ in range(4):
             pace.record_round(0, 2, worth=-1.0)
             while pace.paused_steps:
                 pace.record_plain_step()
         asked.append({step for step in range(64) if pace.limit(LIMIT, begun + step) != NONE})
     assert {min(steps) + begun for begun, steps in enumerate(asked)} <= {0, 16}
+
+
+def test_sessions_pause_first_where_rounds_usually_cost_more_than_they_bring() -> None:
+    usual = Usual()
+
+    def first(sessions: int, hidden_states: bool = True) -> list[Budget]:
+        paces = [usual.pace(sessions=sessions, hidden_states=hidden_states) for _ in range(TRIAL)]
+        return [pace.limit(LIMIT, 0) for pace in paces]
+
+    for _ in range(100):
+        usual.record(-0.5, sessions=16, hidden_states=True)
+    assert sorted(b.nodes for b in first(16)) == [0] * (TRIAL - 1) + [LIMIT.nodes]
+    assert pause(usual.pace(sessions=16, hidden_states=True)) == LONGEST_PAUSE
+    assert first(1) == [LIMIT] * TRIAL, "few share the engine: nothing is known of that"
+    assert first(16, hidden_states=False) == [LIMIT] * TRIAL, "n-grams take less time"
+    for _ in range(100):
+        usual.record(1.0, sessions=17, hidden_states=True)
+    assert first(20) == [LIMIT] * TRIAL
 
 
 def test_waiting_in_vain_pauses_for_longer() -> None:
