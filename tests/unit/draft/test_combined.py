@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,7 +89,6 @@ def test_what_is_repeated_comes_from_the_text_and_the_rest_from_the_head(head: D
     state = drafter.open(repeated)
     drafter.feed(state, 0, hidden_states(0, len(repeated) - 1))
     (tree,) = drafter.draft([(state, BUDGET)])
-    assert tree.num_nodes == BUDGET.nodes
     assert (34, 35, 36) in products(tree), "a long match is surer than a head of random weights"
     fresh = list(range(30, 60))
     other = drafter.open(fresh)
@@ -100,6 +102,29 @@ def test_what_is_repeated_comes_from_the_text_and_the_rest_from_the_head(head: D
         drafter.close(opened)
     alone.close(of_head)
     assert head.pages_free == head.info.pages_total
+
+
+def test_the_head_is_not_asked_where_the_text_is_sure(
+    head: DraftHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    draft = HeadDrafter.draft
+
+    def spy(self: HeadDrafter, batch: Sequence[Any], seconds: float = math.inf) -> list[Tree]:
+        asked.append(len(batch))
+        return draft(self, batch, seconds)
+
+    monkeypatch.setattr(HeadDrafter, "draft", spy)
+    drafter = combined(head)
+    sure, unsure = drafter.open([*range(30, 50), *range(30, 45)]), drafter.open(list(range(60, 80)))
+    for state in (sure, unsure):
+        drafter.feed(state, 0, hidden_states(0, len(state.committed) - 1))
+    both = drafter.draft([(sure, BUDGET), (unsure, BUDGET)])
+    assert asked == [1]
+    assert both[0].token_ids[1:4] == (45, 46, 47)
+    assert both[1].num_nodes == BUDGET.nodes
+    drafter.draft([(sure, BUDGET)])
+    assert asked == [1], "nothing to ask, no call"
 
 
 def test_it_drafts_as_a_fresh_one_after_any_rounds(head: DraftHead) -> None:
