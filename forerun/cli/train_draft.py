@@ -76,11 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="answer tokens to train on, repeats counted; default: --minutes alone decides",
     )
     training.add_argument(
-        "--cache-mib",
+        "--states-mib",
         type=int,
-        default=2048,
+        default=16384,
         metavar="N",
-        help="memory for what the target computed of documents seen lately; default: 2048",
+        help="room on disk for what the target computed of documents; default: 16384",
     )
     training.add_argument(
         "--draft-vocab",
@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
             minutes=args.minutes if args.only != "data" else 1.0,
             tokens=args.tokens,
             seed=args.seed,
-            cache_mib=args.cache_mib,
+            states_mib=args.states_mib,
             optimiser=OptimiserSettings(muon_rate=HEADS[args.method].muon_rate),
         ),
         only=args.only,

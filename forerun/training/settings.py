@@ -19,7 +19,7 @@ class TrainingSettings:
     optimiser step. minutes, tokens: the budget, in time spent computing and in answer tokens
     trained on, repeats counted; the one that is reached first ends it, 0 is no limit.
     checkpoint_minutes: between checkpoints; measure_minutes: between measurements, on `held_out`
-    documents. cache_mib: memory for hidden states of documents.
+    documents. states_mib: room on disk for hidden states of documents.
 
     Raises ValueError for a value out of range.
     """
@@ -36,14 +36,14 @@ class TrainingSettings:
     checkpoint_minutes: float = 5.0
     measure_minutes: float = 15.0
     held_out: int = 12
-    cache_mib: int = 2048
+    states_mib: int = 16384
     optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
 
     def __post_init__(self) -> None:
         for name in ("draft_vocab", "unroll", "batch_rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("minutes", "tokens", "held_out", "cache_mib"):
+        for name in ("minutes", "tokens", "held_out", "states_mib"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 0")
         if not 0 <= self.alone <= 1:

@@ -23,6 +23,7 @@ from forerun.training.methods import head_of
 from forerun.training.optimisation import Optimiser
 from forerun.training.order import Order
 from forerun.training.settings import TrainingSettings
+from forerun.training.states import StateStore
 from forerun.training.target import Target
 from forerun.training.unroll import Example, loss
 from forerun.training.vocabulary import DraftVocabulary
@@ -85,7 +86,9 @@ class Trainer:
             self._optimiser.restore(found.tensors.get("optimiser", {}))
             self.progress = Progress(**found.state["progress"])
             self._order = Order(**found.state["order"])
-        self._examples = Examples(target, self.vocabulary, taps, settings.cache_mib * MIB)
+        name = "states-" + "-".join(map(str, taps))
+        store = StateStore(path.parent / name, settings.states_mib * MIB)
+        self._examples = Examples(target, self.vocabulary, taps, store)
         self._token_embeddings = target.embedding[self.head.vocabulary.target_ids].float()
 
     @property
