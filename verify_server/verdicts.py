@@ -178,9 +178,10 @@ class Judge:
         if ruling.emitted:
             session.stats.emitted += 1
             moment.counts.emitted += 1
-            session.pace = self._usual.pace(
-                sessions=moment.decoding, hidden_states=bool(session.taps)
-            )
+            if self._config.adaptive:
+                session.pace = self._usual.pace(
+                    sessions=moment.decoding, hidden_states=bool(session.taps)
+                )
             granted = self._begin_round(ruling, moment)
             output.opened.append(
                 Opened(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from forerun.tree import Tree
 from tests.fixtures.scripted_target import (
     ScriptedTarget,
@@ -10,7 +12,7 @@ from tests.fixtures.scripted_target import (
 )
 from tests.fixtures.scripted_trees import chain
 from tests.fixtures.stepping import MILLISECOND, Seen, Stepping
-from verify_server.budget import LONGEST_PAUSE
+from verify_server.budget import LONGEST_PAUSE, Pace, Usual
 
 VOCAB = 1000
 NEXT = hash_next(VOCAB)
@@ -68,6 +70,18 @@ def test_unaccepted_drafts_are_asked_for_all_the_same_where_all_is_to_be_measure
     stepping.run(lambda seen: chain(NEXT, seen.committed, 0, 4, VOCAB))
     stats = seen.finished[0].stats
     assert (stats.rounds, stats.accepted) == (39, 0), "the last token has no room for a proposal"
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_sessions_begin_with_a_pause_where_speed_matters_alone(
+    adaptive: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where drafts usually cost more than they bring."""
+    monkeypatch.setattr(Usual, "pace", lambda *_, **__: Pace(paused_steps=8))
+    stepping = Stepping(ScriptedTarget(NEXT), adaptive=adaptive)
+    seen = stepping.open(1, [1], 41, drafting=True)
+    stepping.run(lambda seen: chain(NEXT, seen.committed, 2, 2, VOCAB))
+    assert seen.verdicts[0].plain is adaptive
 
 
 def test_drafts_that_begin_to_be_right_are_found_soon_and_wrong_ones_cost_little() -> None:
