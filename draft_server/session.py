@@ -108,8 +108,8 @@ class Session:
         info = drafting.drafter.info
         seeing = drafting.demand.wants_hidden_states(stream.num_sessions)
         self._taps = info.hidden_taps if seeing else ()
-        blind = info.blind or self._taps == info.hidden_taps
-        if blind and not (generation.plain or info.idle):
+        able = info.blind or self._taps == info.hidden_taps
+        if able and not (generation.plain or info.idle):
             self._handle = drafting.open(generation.prompt_ids, self._on_draft)
 
     @property
