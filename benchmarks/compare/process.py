@@ -45,7 +45,7 @@ class PeerProcess:
         self.dtype: str = ready["dtype"]
         self._child.send_signal(signal.SIGSTOP)
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any], timeout_s: float | None = None) -> dict[str, Any]:
         """The answer to one request; raises PeerFailed where there is none."""
         assert self._child.stdin is not None
         self._child.send_signal(signal.SIGCONT)
@@ -54,7 +54,7 @@ class PeerProcess:
             self._child.stdin.flush()
         except BrokenPipeError as error:
             raise PeerFailed(f"ended with status {self._child.wait()}") from error
-        answer = self._receive(CASE_TIMEOUT_S)
+        answer = self._receive(timeout_s or CASE_TIMEOUT_S)
         self._child.send_signal(signal.SIGSTOP)
         return answer
 

@@ -1,12 +1,13 @@
-"""forerun as it is served: a client, a draft server that proposes nothing, a verify server."""
+"""forerun as it is served: a client, a draft server, a verify server."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from protocol import Peer, Prompts, Timed, serve
+from protocol import Answered, Peer, Prompts, Timed, answers_prompts, drafts, serve
 
 from forerun import __version__
 from forerun.bench.streams import Wave, run_wave
@@ -20,8 +21,14 @@ class ForerunServers(Peer):
     dtype = "bfloat16"
 
     def __init__(self, folder: str, threads: int, stack: ExitStack) -> None:
+        draft, head = drafts() or ("none", None)
         options = LocalOptions(
-            Path(folder) / "hugging-face", draft="none", threads=threads, prefill_chunk=512
+            Path(folder) / "hugging-face",
+            draft=draft,
+            draft_model=Path(head) if head else None,
+            threads=threads,
+            prefill_chunk=512,
+            prefix_cache_bytes=0 if answers_prompts() else None,
         )
         self._address = stack.enter_context(local_servers(options))
         self._loop = asyncio.new_event_loop()
@@ -39,11 +46,23 @@ class ForerunServers(Peer):
         [stream] = self._run([prompt], 1).streams
         return stream.first_token_s, [list(stream.token_ids)]
 
-    def _run(self, prompts: Prompts, max_tokens: int) -> Wave:
+    def answer(self, prompts: Prompts, streams: int, max_tokens: int) -> Answered:
+        start = time.perf_counter()
+        wave = self._run(prompts, max_tokens, streams)
+        seconds = time.perf_counter() - start
+        stats = [stream.stats for stream in wave.streams]
+        return Answered(
+            seconds,
+            [list(stream.token_ids) for stream in wave.streams],
+            sum(each.rounds for each in stats),
+            sum(each.accepted for each in stats),
+        )
+
+    def _run(self, prompts: Prompts, max_tokens: int, width: int | None = None) -> Wave:
         async def run() -> Wave:
             async with AsyncClient(self._address, timeout=None) as client:
                 await client.health()  # connects, untimed
-                return await run_wave(client, prompts, max_tokens, ignore_eos=True)
+                return await run_wave(client, prompts, max_tokens, width=width, ignore_eos=True)
 
         return self._loop.run_until_complete(run())
 

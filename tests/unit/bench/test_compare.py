@@ -56,6 +56,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
         yield run
 
 
+def test_a_driver_that_answers_no_prompts_says_so(start: Start) -> None:
+    request = {"case": "answer", "prompts": [[1]], "streams": 1, "max_tokens": 4}
+    with pytest.raises(PeerFailed, match="it answers no prompts"):
+        start().ask(request)
+
+
 def test_answers_of_a_driver(start: Start) -> None:
     peer = start()
     assert (peer.versions, peer.dtype) == ({"made": "1"}, "integers")

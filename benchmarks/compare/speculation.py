@@ -1,0 +1,126 @@
+"""Measures what drafting by one head brings in several engines.
+
+`python -m benchmarks.compare.speculation` runs every engine with drafts and without. All take
+turns, round after round, while the others stand still.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.compare.__main__ import OUTPUT
+from benchmarks.compare.cases import TEXTS
+from benchmarks.compare.export import FOLDER, export
+from benchmarks.compare.peers import HERE, PEERS, PeerFailed, prepare
+from benchmarks.compare.process import PeerProcess
+from benchmarks.compare.speculation_report import Variant, write
+from forerun.models import load_tokenizer, shipped_head
+from forerun.models.default_model import cache_directory
+
+STREAMS = (1, 12)
+PROMPTS = 12
+MAX_TOKENS = 48
+ANSWER_TIMEOUT_S = 600.0
+
+# The name of a peer, and how it drafts.
+DRAFTED = (
+    ("forerun, both servers", "eagle3"),
+    ("forerun, both servers", "ngram+eagle3"),
+    ("vLLM", "eagle3"),
+)
+UNMEASURED = {
+    "llama.cpp": "its package for Python has no drafting by a head; its own server would have to "
+    "be built from source"
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="speculation", description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--head", type=Path, default=shipped_head("eagle3", None))
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    args = parser.parse_args()
+
+    cache = cache_directory() / "compare"
+    models = cache / "model"
+    export(models)
+    prompts = _prompts(models / FOLDER)
+    peers = dict.fromkeys(peer for peer, _ in DRAFTED)
+    variants = [Variant(peer, "none") for peer in peers] + [Variant(*each) for each in DRAFTED]
+    with ExitStack() as stack:
+        running: dict[int, PeerProcess] = {}
+        for number, variant in enumerate(variants):
+            try:
+                process = _start(variant, cache, models, args.threads, args.head)
+            except PeerFailed as error:
+                _fail(variant, error)
+                continue
+            stack.callback(process.close)
+            running[number] = process
+        for round_number in range(1 + args.rounds):
+            print(f"round {round_number} of {args.rounds}", file=sys.stderr, flush=True)
+            asked = prompts if round_number else prompts[:2]  # the first one warms up
+            for streams in STREAMS:
+                for number, process in running.items():
+                    _ask(variants[number], process, asked, streams, timed=round_number > 0)
+    settings = {
+        "threads": args.threads,
+        "rounds": args.rounds,
+        "streams": STREAMS,
+        "prompts": PROMPTS,
+        "max_tokens": MAX_TOKENS,
+    }
+    write(variants, args.output, settings, UNMEASURED)
+    return 0
+
+
+def _prompts(model: Path) -> list[list[int]]:
+    """Questions of all categories, as the model's chat template has them."""
+    questions = [json.loads(line) for line in TEXTS.read_text(encoding="utf-8").splitlines()]
+    tokenizer = load_tokenizer(model)
+    return [
+        tokenizer.encode_chat([{"role": "user", "content": question["turns"][0]}])
+        for question in questions[:: len(questions) // PROMPTS][:PROMPTS]
+    ]
+
+
+def _start(variant: Variant, cache: Path, models: Path, threads: int, head: Path) -> PeerProcess:
+    spec = next(spec for spec in PEERS if spec.name == variant.peer)
+    driver = HERE / "drivers" / f"{spec.driver}.py"
+    python = prepare(spec, cache)
+    command: list[str | Path] = [python, driver, models, str(threads), variant.draft, head]
+    return PeerProcess(command, cache / f"{spec.driver}-{variant.draft}.log")
+
+
+def _ask(
+    variant: Variant, process: PeerProcess, prompts: list[list[int]], streams: int, *, timed: bool
+) -> None:
+    if variant.failed is not None:
+        return
+    request = {
+        "case": "answer",
+        "prompts": prompts,
+        "streams": streams,
+        "max_tokens": MAX_TOKENS,
+    }
+    try:
+        answer = process.ask(request, ANSWER_TIMEOUT_S)
+    except PeerFailed as error:
+        _fail(variant, error)
+        return
+    if timed:
+        variant.answers.setdefault(streams, []).append(answer)
+
+
+def _fail(variant: Variant, error: PeerFailed) -> None:
+    variant.failed = str(error)
+    print(f"{variant.peer}, {variant.draft}: {error}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
