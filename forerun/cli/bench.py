@@ -14,12 +14,18 @@ from typing import TYPE_CHECKING, Any
 from forerun.cli import bench_acceptance
 from forerun.cli.errors import CommandError
 from forerun.cli.limits import check_at_least_one
-from forerun.cli.local import DRAFTS, DTYPES, LocalOptions, check_draft_model, local_group
+from forerun.cli.local import (
+    DRAFTS,
+    DTYPES,
+    LocalOptions,
+    check_draft_model,
+    default_draft,
+    local_group,
+)
 
 if TYPE_CHECKING:
     from forerun.v1 import verify_pb2
 
-DEFAULT_DRAFTS = ("none", "ngram")
 DEFAULT_CONCURRENCY = (1, 4, 16)
 
 
@@ -63,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--drafts",
         type=_drafts,
         metavar="NAME,...",
-        help=f"of {', '.join(DRAFTS)}; default: none,ngram, with --draft-model standalone as well",
+        help=f"of {', '.join(DRAFTS)}; default: none, ngram and what is the default "
+        "for the model, or standalone with --draft-model",
     )
     e2e.add_argument(
         "--draft-model", type=Path, metavar="PATH", help="of those drafts that take one"
@@ -150,7 +157,8 @@ def _measure_e2e(args: argparse.Namespace) -> dict[str, Any]:
 
     if args.max_tokens < 2:
         raise CommandError(f"--max-tokens is {args.max_tokens}; it must be at least 2")
-    drafts = args.drafts or (*DEFAULT_DRAFTS, *(["standalone"] if args.draft_model else []))
+    third = "standalone" if args.draft_model else default_draft(args.model)
+    drafts = args.drafts or tuple(dict.fromkeys(("none", "ngram", third)))
     check_draft_model(drafts, args.draft_model, args.model)
     check_at_least_one(args, "rounds", "answers")
     plan = Plan(args.concurrency, args.max_tokens, args.answers, args.rounds)

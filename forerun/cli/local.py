@@ -102,7 +102,8 @@ def local_options(args: argparse.Namespace) -> LocalOptions:
     for flag, path in (("--model", model), ("--draft-model", draft_model)):
         if path is not None and not path.exists():
             raise CommandError(f"{flag}: {path} does not exist; name a folder or a .gguf file")
-    draft = args.draft or _default_draft(model)
+    # Whoever names a model to draft with has to say how.
+    draft = args.draft or (DEFAULT_DRAFT if draft_model else default_draft(model))
     check_draft_model([draft], draft_model, model)
     return LocalOptions(
         model, draft, draft_model, args.dtype, args.page_size, args.prefill_chunk, args.threads
@@ -211,7 +212,8 @@ def _default_model() -> Path:
     return default_model_path()
 
 
-def _default_draft(model: Path | None) -> str:
+def default_draft(model: Path | None) -> str:
+    """What local servers draft with for a model, None for the default one."""
     from forerun.models import shipped_head
 
     return DEFAULT_HEAD_DRAFT if shipped_head(DEFAULT_HEAD_DRAFT, model) else DEFAULT_DRAFT

@@ -9,9 +9,9 @@ from forerun.models.default_model import FILE_NAME, cache_directory
 METHOD = "eagle3"
 NAME = "smollm2-135m-eagle3"
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+_HERE = Path(__file__).resolve()
 # In an installation, and in a source tree.
-_FOLDERS = (_PACKAGE / "heads" / NAME, _PACKAGE.parent / "models" / NAME)
+_FOLDERS = (_HERE.parent / NAME, _HERE.parents[2] / "models" / NAME)
 
 
 def shipped_head(method: str, target: Path | None) -> Path | None:

@@ -19,7 +19,7 @@ from tests.fixtures.engines import ISA_LEVELS
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 FULL = os.environ.get("FORERUN_EXACTNESS") == "full"
-DRAFTS = ("none", "ngram", "standalone")
+DRAFTS = ("none", "ngram", "standalone", "ngram+eagle3")
 QUESTIONS, TOKENS = (60, 128) if FULL else (6, 32)
 Start = Callable[[LocalOptions], str]
 

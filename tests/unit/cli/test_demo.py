@@ -26,7 +26,7 @@ def demonstrated(
 ) -> Iterator[ScriptedGenerate]:
     @contextmanager
     def servers(options: LocalOptions) -> Iterator[str]:
-        assert options.model is not None and options.draft == "ngram"
+        assert options.model is not None and options.draft == "ngram+eagle3"
         yield scripted.address
 
     def token_text(token_id: int) -> str:

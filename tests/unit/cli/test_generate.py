@@ -231,7 +231,7 @@ def test_refused_prompt_is_named_after_the_answers_before_it(
         (["--local", "--timeout", "0", "a"], "--timeout is 0"),
         (["--local", "--timeout", "1e300", "a"], "--timeout is 1e+300"),
         (["--local", "--tls-ca", "/does/not/exist", "--token-file", "/x", "a"], "/x"),
-        (["--local", "--draft-model", "/", "a"], "--draft standalone"),
+        (["--local", "--draft-model", "/", "a"], "goes with standalone"),
         (["a"], "FORERUN_ADDRESS"),
         (["--address", "unix:/does/not/exist", "a"], "serve-draft"),
         (["--address", "127.0.0.1:99999", "a"], "the port is 99999; it must be in 0..65535"),

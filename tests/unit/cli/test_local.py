@@ -40,7 +40,7 @@ def _parse(*arguments: str) -> argparse.Namespace:
 
 
 def test_defaults_leave_choices_to_the_servers() -> None:
-    assert local_options(_parse()) == LocalOptions(draft="ngram")
+    assert local_options(_parse()) == LocalOptions(draft="ngram+eagle3")
     assert local.given_local_flags(_parse()) == []
 
 
