@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the image, starts both servers as compose.two-cores.yaml has them, and uses them as a client
-# outside does; ends with nothing left. Needs Docker with Compose v2, root, and `make setup` before.
+# outside does; ends with nothing left. Needs Docker with Compose v2 and root.
 #
 # usage: deploy/smoke.sh
 set -euo pipefail
@@ -48,6 +48,9 @@ text = urllib.request.urlopen(f"http://{sys.argv[1]}:9100/metrics", timeout=10).
 print(next(line.split()[-1] for line in text.splitlines() if line.startswith(sys.argv[2] + " ")))
 ' "$1" "$2"
 }
+
+# The client outside the containers.
+[ -x .venv/bin/forerun ] || { say "set-up"; make setup; }
 
 say "build"
 compose build --quiet verify
