@@ -74,13 +74,13 @@ def drawing(block: Block, sandbox: Sandbox) -> None:
 def is_the_demo(block: Block, sandbox: Sandbox) -> None:
     """What the demo prints of these figures; tests/unit/cli/test_demo.py runs it."""
     told = {"model_name": "SmolLM2-135M-Instruct.Q4_1", "dtype": "bfloat16", "isa": "avx2"}
-    model = ModelInfo.from_pb(GetModelInfoResponse(**told, draft="ngram"))
-    stats = GenerationStats(drafted_by_depth=[11], accepted_by_depth=[9])
+    model = ModelInfo.from_pb(GetModelInfoResponse(**told, draft="ngram+eagle3"))
+    stats = GenerationStats(drafted_by_depth=[14], accepted_by_depth=[11])
     answer = Generation(tuple(range(78)), "", "stop", stats)
     printed = io.StringIO()
     console = Console(file=printed, width=100)
     demo_report.print_heading(model, PROMPT, console)
-    demo_report.print_comparison(demo_report.Comparison(answer, 5, 53.6, 175.1), console)
+    demo_report.print_comparison(demo_report.Comparison(answer, 5, 47.87, 164.54), console)
     lines = {words(line) for line in printed.getvalue().splitlines()}
     cut_short = "The lighthouse stands on a narrow rock at the edge of the bay. ..."
     assert {words(line) for line in block.text.splitlines()} - lines == {"...", cut_short}
