@@ -58,7 +58,8 @@ def test_the_command_makes_data_trains_and_writes_a_card(method: str, tmp_path: 
 def test_methods_share_a_folder_of_data(tmp_path: Path) -> None:
     for method in METHODS:
         assert train_draft(job(tmp_path, method, checkpoint(), tokens=1))
-    assert {file.name for file in (tmp_path / "work").iterdir()} == {
+    names = {file.name for file in (tmp_path / "work").iterdir()}
+    assert {name for name in names if not name.startswith("states-")} == {
         "corpus",
         "training.safetensors",  # of eagle3, as it was before there were others
         "training-eagle.safetensors",
