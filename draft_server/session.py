@@ -106,10 +106,11 @@ class Session:
         self._untold: list[int] = []
         self._handle: DraftHandle | None = None
         info = drafting.drafter.info
-        seeing = drafting.demand.wants_hidden_states(stream.num_sessions)
-        self._taps = info.hidden_taps if seeing else ()
-        able = info.blind or self._taps == info.hidden_taps
-        if able and not (generation.plain or info.idle):
+        drafted = not (generation.plain or info.idle)
+        self._taps = info.hidden_taps if drafted else ()
+        if self._taps and not drafting.demand.wants_hidden_states(stream.num_sessions):
+            self._taps, drafted = (), info.blind
+        if drafted:
             self._handle = drafting.open(generation.prompt_ids, self._on_draft)
 
     @property
@@ -151,7 +152,7 @@ class Session:
             drafting=self._handle is not None,
             # By then every round is answered, if only to say that nothing is proposed.
             patience_us=self._patience_us if self._handle else 0,
-            hidden_taps=self._taps if self._handle else (),
+            hidden_taps=self._taps,
             traceparent=self._span.traceparent,
         )
 

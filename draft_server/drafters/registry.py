@@ -202,8 +202,8 @@ def check_method(name: str, settings: DraftSettings) -> None:
     if method is None:
         known = "; ".join(f"{name}: {method.summary}" for name, method in METHODS.items())
         raise ValueError(f"--draft is {name!r}, which is not a method ({known})")
-    shipped = shipped_head(name, settings.target)
-    if method.model == "required" and settings.model is None and shipped is None:
+    missing = method.model == "required" and settings.model is None
+    if missing and shipped_head(name, settings.target) is None:
         raise ValueError(f"--draft {name} needs a draft model; name it with --draft-model")
     if method.model == "none" and settings.model is not None:
         raise ValueError(f"--draft {name} uses no model; drop --draft-model {settings.model}")
