@@ -15,12 +15,10 @@ from pathlib import Path
 
 from benchmarks.compare.cases import Requests
 from benchmarks.compare.export import FOLDER, export
-from benchmarks.compare.peers import HERE, PEERS, PeerFailed, PeerSpec, environment, prepare
-from benchmarks.compare.process import PeerProcess
-from benchmarks.compare.results import PeerResult, write
+from benchmarks.compare.peers import HERE, PEERS, PeerFailed, environment
+from benchmarks.compare.process import PeerProcess, start
+from benchmarks.compare.results import OUTPUT, PeerResult, write
 from forerun.models.default_model import cache_directory
-
-OUTPUT = HERE.parents[1] / "docs" / "benchmarks"
 
 
 def main() -> int:
@@ -42,7 +40,7 @@ def main() -> int:
         running: dict[str, PeerProcess] = {}
         for result in results:
             try:
-                process = _start(specs[result.name], cache, models, args.threads)
+                process = start(specs[result.name], cache, models, args.threads)
             except PeerFailed as error:
                 _fail(result, error)
                 continue
@@ -62,12 +60,6 @@ def main() -> int:
     plots = environment("plots", cache)
     subprocess.run([plots, HERE / "plots.py", report, report.with_suffix(".svg")], check=True)
     return 0
-
-
-def _start(spec: PeerSpec, cache: Path, models: Path, threads: int) -> PeerProcess:
-    python = prepare(spec, cache)
-    driver = HERE / "drivers" / f"{spec.driver}.py"
-    return PeerProcess([python, driver, models, str(threads)], cache / f"{spec.driver}.log")
 
 
 def _round(

@@ -12,11 +12,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare.peers import PeerFailed
+from benchmarks.compare.peers import HERE, PeerFailed, PeerSpec, prepare
 
 # Loading may convert a model first.
 LOAD_TIMEOUT_S = 900.0
 CASE_TIMEOUT_S = 180.0
+
+
+def start(
+    spec: PeerSpec, cache: Path, models: Path, threads: int, *more: str | Path
+) -> PeerProcess:
+    """Runs the driver of a peer, set up in `cache` if need be. models: the exported ones; more:
+    what its script is told beside them and the threads (drivers/protocol.py).
+
+    Raises PeerFailed where it cannot be installed or loaded.
+    """
+    python = prepare(spec, cache)
+    driver = HERE / "drivers" / f"{spec.driver}.py"
+    log = cache / f"{'-'.join([spec.driver, *map(str, more[:1])])}.log"
+    return PeerProcess([python, driver, models, str(threads), *more], log)
 
 
 class PeerProcess:

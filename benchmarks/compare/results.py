@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.compare.cases import CASES, DECODE_1, DECODE_16, PREFILL, Case
 from forerun.engine.isa import isa_report
 
+OUTPUT = Path(__file__).parents[2] / "docs" / "benchmarks"
 REFERENCE = "forerun"
 # At least so many times as fast as a peer, by case.
 BARS = (

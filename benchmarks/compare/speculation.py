@@ -12,11 +12,11 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.compare.__main__ import OUTPUT
 from benchmarks.compare.cases import TEXTS
 from benchmarks.compare.export import FOLDER, export
-from benchmarks.compare.peers import HERE, PEERS, PeerFailed, prepare
-from benchmarks.compare.process import PeerProcess
+from benchmarks.compare.peers import PEERS, PeerFailed
+from benchmarks.compare.process import PeerProcess, start
+from benchmarks.compare.results import OUTPUT
 from benchmarks.compare.speculation_report import Variant, write
 from forerun.models import load_tokenizer, shipped_head
 from forerun.models.default_model import cache_directory
@@ -52,22 +52,24 @@ def main() -> int:
     prompts = _prompts(models / FOLDER)
     peers = dict.fromkeys(peer for peer, _ in DRAFTED)
     variants = [Variant(peer, "none") for peer in peers] + [Variant(*each) for each in DRAFTED]
+    specs = {spec.name: spec for spec in PEERS}
     with ExitStack() as stack:
-        running: dict[int, PeerProcess] = {}
-        for number, variant in enumerate(variants):
+        running: list[tuple[Variant, PeerProcess]] = []
+        for variant in variants:
+            spec = specs[variant.peer]
             try:
-                process = _start(variant, cache, models, args.threads, args.head)
+                process = start(spec, cache, models, args.threads, variant.draft, args.head)
             except PeerFailed as error:
                 _fail(variant, error)
                 continue
             stack.callback(process.close)
-            running[number] = process
+            running.append((variant, process))
         for round_number in range(1 + args.rounds):
             print(f"round {round_number} of {args.rounds}", file=sys.stderr, flush=True)
             asked = prompts if round_number else prompts[:2]  # the first one warms up
             for streams in STREAMS:
-                for number, process in running.items():
-                    _ask(variants[number], process, asked, streams, timed=round_number > 0)
+                for variant, process in running:
+                    _ask(variant, process, asked, streams, timed=round_number > 0)
     settings = {
         "threads": args.threads,
         "rounds": args.rounds,
@@ -87,14 +89,6 @@ def _prompts(model: Path) -> list[list[int]]:
         tokenizer.encode_chat([{"role": "user", "content": question["turns"][0]}])
         for question in questions[:: len(questions) // PROMPTS][:PROMPTS]
     ]
-
-
-def _start(variant: Variant, cache: Path, models: Path, threads: int, head: Path) -> PeerProcess:
-    spec = next(spec for spec in PEERS if spec.name == variant.peer)
-    driver = HERE / "drivers" / f"{spec.driver}.py"
-    python = prepare(spec, cache)
-    command: list[str | Path] = [python, driver, models, str(threads), variant.draft, head]
-    return PeerProcess(command, cache / f"{spec.driver}-{variant.draft}.log")
 
 
 def _ask(

@@ -40,7 +40,7 @@ class Vllm(Peer):
             max_model_len=4096,
             max_num_seqs=16,
             enable_prefix_caching=not answers_prompts(),
-            speculative_config=config or None,
+            speculative_config=config,
             disable_log_stats=not given,
         )
         self._llm = llm
