@@ -52,6 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target makes its own",
     )
     data.add_argument(
+        "--requests",
+        type=Path,
+        metavar="FILE",
+        help="what users ask, one JSON object a line with prompt or messages, whose last one "
+        "counts: the target makes prompts that begin alike; default: common first words",
+    )
+    data.add_argument(
         "--answer-tokens",
         type=int,
         default=500_000,
@@ -97,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
     require_torch("training")
     if args.minutes <= 0 and args.tokens <= 0 and args.only != "data":
         raise CommandError("training needs an end; give --minutes or --tokens")
+    if args.data and args.requests:
+        raise CommandError("--data gives whole prompts, --requests their begins; give one of these")
 
     from forerun.models import default_model_path
     from forerun.obs.logs import configure_logging
@@ -113,6 +122,9 @@ def run(args: argparse.Namespace) -> int:
         out=args.out,
         work=args.work or args.out / "work",
         prompts=_conversations(args.data) if args.data else None,
+        requests=[messages[-1]["content"] for messages in _conversations(args.requests)]
+        if args.requests
+        else None,
         answer_tokens=args.answer_tokens,
         generation=GenerationSettings(
             seed=args.seed, max_answer=args.max_answer, sessions=args.sessions

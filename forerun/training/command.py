@@ -25,7 +25,8 @@ from forerun.training.files import write_whole
 from forerun.training.generation import GenerationSettings, Generator
 from forerun.training.methods import head_of
 from forerun.training.model_card import Card
-from forerun.training.settings import TrainingSettings
+from forerun.training.settings import MIB, TrainingSettings
+from forerun.training.states import store_for
 from forerun.training.target import Target, load_target
 from forerun.training.trainer import FIRST_METHOD, Trainer
 
@@ -40,6 +41,7 @@ class Job:
     """What to train, on what, and where to put it.
 
     prompts: conversations to answer, each a list of messages; None lets the target make its own.
+    requests: texts as which the target's own prompts begin; None for common first words.
     answer_tokens: of the data. only: a phase to do alone. threads: None for one a physical core.
     """
 
@@ -48,6 +50,7 @@ class Job:
     work: Path
     prompts: Sequence[Sequence[dict[str, str]]] | None
     answer_tokens: int
+    requests: Sequence[str] | None = None
     generation: GenerationSettings = field(default_factory=GenerationSettings)
     training: TrainingSettings = field(default_factory=lambda: TrainingSettings(minutes=60))
     only: Phase | None = None
@@ -69,16 +72,16 @@ def train_draft(job: Job) -> bool:
         max_rows=MAX_ROWS,
         threads=job.threads,
     )
-    if job.only != "data":
-        # Before hours are spent on data for a head that cannot be.
-        head_of(job.training.method).taps(target.config)
+    # Before hours are spent on data for a head that cannot be.
+    taps = head_of(job.training.method).taps(target.config)
+    store = store_for(job.work, taps, target.config, job.training.states_mib * MIB)
     if job.threads:
         torch.set_num_threads(job.threads)
     corpus = Corpus(job.work / "corpus", _data_settings(job, target))
     with _stop_signals() as stopped:
         if job.only != "training":
             with progress("generating answer tokens", "items") as report:
-                Generator(target, job.generation, prompts).fill(
+                Generator(target, job.generation, prompts, job.requests, store).fill(
                     corpus, job.answer_tokens, report, stopped
                 )
         if job.only != "data" and not stopped():
@@ -101,9 +104,7 @@ def _publish(job: Job, target: Target, corpus: Corpus, trainer: Trainer) -> None
         method=head.name,
         target=target.config.name,
         fingerprint=target.tokenizer.fingerprint,
-        prompts="Their prompts were given."
-        if job.prompts is not None
-        else "The target made their prompts itself, as the user of its own chat template.",
+        prompts=_origin(job),
         documents=len(corpus.documents),
         answer_tokens=corpus.num_answer_tokens,
         answer_tokens_seen=trainer.progress.tokens,
@@ -117,6 +118,16 @@ def _publish(job: Job, target: Target, corpus: Corpus, trainer: Trainer) -> None
         },
     )
     write_whole(job.out / "README.md", card.render().encode())
+
+
+def _origin(job: Job) -> str:
+    """Where the prompts came from, for the card."""
+    if job.prompts is not None:
+        return "Their prompts were given."
+    own = "The target made their prompts itself, as the user of its own chat template"
+    if job.requests is not None:
+        return f"{own}, many of them from the first words of {len(job.requests)} given requests."
+    return f"{own}."
 
 
 def _checkpoint(job: Job) -> Path:

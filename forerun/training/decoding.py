@@ -23,7 +23,9 @@ class Continuation:
     """A text that grows token by token.
 
     token_ids: given and added ones. max_added: tokens to add at most. temperature: 0 takes the
-    target's argmax; above 0, tokens are drawn with `random`, from the `top_k` likeliest.
+    target's argmax; above 0, tokens are drawn with `random`, from the `top_k` likeliest. taps:
+    whose hidden states are kept of the tokens that have been through the engine, in `states`, each
+    bfloat16 [n, taps, hidden]; those after the final norm are the last of them.
     """
 
     sequence: Sequence
@@ -32,6 +34,8 @@ class Continuation:
     temperature: float
     top_k: int
     random: np.random.Generator
+    taps: tuple[int, ...] = ()
+    states: list[Tensor] = field(default_factory=list)
     num_given: int = field(init=False)
     ended: bool = field(init=False, default=False)
 
@@ -75,7 +79,7 @@ def step(target: Target, active: SequenceOf[Continuation], eos_token_ids: Collec
             np.asarray(chunk, dtype=np.int32),
             None,
             "last" if complete and not sampled else "none",
-            final if sampled else (),
+            continuation.taps or (final if sampled else ()),
         )
         batch.append((continuation, rows, complete))
         room -= len(chunk)
@@ -83,8 +87,11 @@ def step(target: Target, active: SequenceOf[Continuation], eos_token_ids: Collec
     engine.commit([(rows.sequence, len(rows.token_ids)) for _, rows, _ in batch])
     drawn: list[tuple[Continuation, Tensor]] = []
     for (continuation, _, complete), out in zip(batch, outs, strict=True):
-        if out.hidden is not None:
-            drawn.append((continuation, from_bits(out.hidden[-1:, 0])))
+        if continuation.taps and out.hidden is not None:
+            continuation.states.append(from_bits(out.hidden))
+        if complete and continuation.temperature > 0:
+            assert out.hidden is not None
+            drawn.append((continuation, from_bits(out.hidden[-1:, -1])))
         elif complete:
             continuation.token_ids.append(int(out.predictions[-1]))
     if drawn:
@@ -94,6 +101,17 @@ def step(target: Target, active: SequenceOf[Continuation], eos_token_ids: Collec
             continuation.token_ids.append(_draw(row, continuation))
     for continuation, _, complete in batch:
         continuation.ended = complete and continuation.token_ids[-1] in eos_token_ids
+
+
+def run_last(target: Target, ended: Continuation) -> None:
+    """Sends the last token of a text that is done through the engine as well, for its states."""
+    engine, sequence = target.engine, ended.sequence
+    rest = np.asarray(ended.token_ids[sequence.length :], dtype=np.int32)
+    engine.reserve(sequence, len(ended.token_ids))
+    (out,) = engine.forward([Rows(sequence, rest, None, "none", ended.taps)])
+    engine.commit([(sequence, len(rest))])
+    assert out.hidden is not None
+    ended.states.append(from_bits(out.hidden))
 
 
 def _draw(scores: Tensor, continuation: Continuation) -> int:

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from forerun.training.corpus import Document
-from forerun.training.states import StateStore
+from forerun.training.states import StateStore, states_of
 from forerun.training.target import Target
 from forerun.training.unroll import Example
 from forerun.training.vocabulary import DraftVocabulary
 
 
 class Examples:
-    """Makes examples of documents. store: keeps hidden states, of these taps alone; None: they are
-    computed each time."""
+    """Makes examples of documents. store: keeps hidden states, those of states_of(taps); None: they
+    are computed each time."""
 
     def __init__(
         self,
@@ -29,8 +29,7 @@ class Examples:
         self._target = target
         self._vocabulary = vocabulary
         self._num_taps = len(taps)
-        layers = target.config.num_layers
-        self._wanted = taps if layers in taps else (*taps, layers)
+        self._wanted = states_of(taps, target.config.num_layers)
         self._teacher = target.head[vocabulary.target_ids]
         self._store = store
 

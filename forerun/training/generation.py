@@ -12,13 +12,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from forerun.engine import Sequence
 from forerun.obs.progress import Report
+from forerun.training.beginnings import Requests, opening
 from forerun.training.corpus import Corpus, Document
-from forerun.training.decoding import Continuation, step
-from forerun.training.prompts import PromptSettings, UserTurn, opening
+from forerun.training.decoding import Continuation, run_last, step
+from forerun.training.prompts import PromptSettings, UserTurn
 from forerun.training.quoting import Quoting
+from forerun.training.states import StateStore
 from forerun.training.target import Target
 
 HELD_OUT_EVERY = 64
@@ -67,7 +70,9 @@ class _Draft:
 class Generator:
     """Makes documents with a target.
 
-    prompts: ids of given prompts, answered once each; None lets the target make its own.
+    prompts: ids of given prompts, answered once each; None lets the target make its own. requests:
+    texts that users might type, as which its own begin; None for common first words. store: keeps
+    the hidden states of the documents, which another prefill would give again.
     """
 
     def __init__(
@@ -75,12 +80,18 @@ class Generator:
         target: Target,
         settings: GenerationSettings,
         prompts: SequenceOf[SequenceOf[int]] | None = None,
+        requests: SequenceOf[str] | None = None,
+        store: StateStore | None = None,
     ) -> None:
         self._target = target
         self._settings = settings
         self._prompts = prompts
+        self._store = store
+        self._taps = store.taps if store else ()
         self._turn = UserTurn(target.tokenizer) if prompts is None else None
-        self._quoting = Quoting(target.tokenizer, settings.prompts.quoted_tokens)
+        max_tokens = settings.prompts.quoted_tokens
+        self._quoting = Quoting(target.tokenizer, max_tokens)
+        self._requests = Requests(requests, target.tokenizer, max_tokens) if requests else None
 
     def fill(
         self,
@@ -113,11 +124,11 @@ class Generator:
                 if draft.num_prompt == 0 and self._begin_answer(draft, known):
                     continue
                 active.remove(draft)
-                self._target.engine.release(draft.text.sequence)
                 if draft.num_prompt:
-                    ready.append(_finished(draft))
+                    ready.append(self._finish(draft))
                     tokens += len(ready[-1].answer)
                     report(min(tokens, num_answer_tokens), num_answer_tokens)
+                self._target.engine.release(draft.text.sequence)
             if len(ready) >= shard_documents:
                 corpus.add(ready)
                 ready = []
@@ -140,13 +151,18 @@ class Generator:
         settings = self._settings.prompts
         quotes = random.random() < settings.quotes
         request = self._quoting.request(documents, random) if quotes else None
-        words, whole = request or (opening(random, settings.openings), False)
+        words, whole = request or (self._first_words(random), False)
         given = self._turn.up_to(words)
         max_tokens = 0 if whole else settings.max_tokens
         text = Continuation(
-            sequence, given, max_tokens, settings.temperature, settings.top_k, random
+            sequence, given, max_tokens, settings.temperature, settings.top_k, random, self._taps
         )
         return _Draft(index, greedy, random, words, text)
+
+    def _first_words(self, random: np.random.Generator) -> str:
+        if self._requests is not None:
+            return self._requests.begin(random)
+        return opening(random, self._settings.prompts.openings)
 
     def _begin_answer(self, draft: _Draft, known: set[tuple[int, ...]]) -> bool:
         """Goes on to the answer of the prompt that is there now; False if that prompt is no use."""
@@ -163,8 +179,11 @@ class Generator:
             (i for i, (a, b) in enumerate(zip(cached, prompt, strict=False)) if a != b),
             min(len(cached), len(prompt)),
         )
-        self._target.engine.truncate(sequence, min(same, len(prompt) - 1))
+        same = min(same, len(prompt) - 1)
+        self._target.engine.truncate(sequence, same)
+        states = [torch.cat(draft.text.states)[:same]] if draft.text.states else []
         draft.text = self._answer(sequence, prompt, draft.greedy, draft.random)
+        draft.text.states = states
         draft.num_prompt = len(prompt)
         return True
 
@@ -174,10 +193,14 @@ class Generator:
         settings = self._settings
         temperature = 0.0 if greedy else settings.temperature
         return Continuation(
-            sequence, prompt, settings.max_answer, temperature, settings.top_k, random
+            sequence, prompt, settings.max_answer, temperature, settings.top_k, random, self._taps
         )
 
-
-def _finished(draft: _Draft) -> Document:
-    token_ids = np.asarray(draft.text.token_ids, dtype=np.int32)
-    return Document(draft.index, token_ids, draft.num_prompt, draft.greedy)
+    def _finish(self, draft: _Draft) -> Document:
+        """The document; its states are kept."""
+        token_ids = np.asarray(draft.text.token_ids, dtype=np.int32)
+        document = Document(draft.index, token_ids, draft.num_prompt, draft.greedy)
+        if self._store is not None:
+            run_last(self._target, draft.text)
+            self._store.add(document, torch.cat(draft.text.states))
+        return document

@@ -1,16 +1,13 @@
 """Owns where the prompts of the training data come from; knows nothing of answers.
 
 Self-made prompts follow Magpie (arXiv:2406.08464): the chat template is cut where a user would
-begin to type, and the target, which has learned to continue any text, types. Left alone, a small
-model asks for short explanations above all, so that a part of the prompts gets its first words
-from a list of common tasks, and a part is about what it has said before (quoting.py).
+begin to type, and the target, which has learned to continue any text, types. A part of the prompts
+gets its first words (beginnings.py), a part is about what it has said before (quoting.py).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
 
 from forerun.models import ModelError, Tokenizer
 from forerun.training.quoting import MAX_PASSAGES
@@ -18,50 +15,15 @@ from forerun.training.quoting import MAX_PASSAGES
 MIN_CHARACTERS = 8
 _MARK = "\N{WHITE SQUARE}user\N{WHITE SQUARE}"
 
-# First words of tasks that differ in how much of the prompt their answers repeat.
-OPENINGS = (
-    "Summarize the following article.\n\n",
-    "Summarize this text in a few sentences:\n",
-    "Give me a short summary of this news story:\n\n",
-    "Translate this sentence into English: ",
-    "Translate the following text from French to English:\n",
-    "Translate into Spanish: ",
-    "What does this German sentence mean in English?\n",
-    "Read the passage and answer the question.\n\nPassage: ",
-    "Use the documents below to answer the question.\n\n",
-    "Context:\n",
-    "Rewrite the following paragraph so that it is easier to read:\n",
-    "Correct the mistakes in this text:\n",
-    "Extract all names and dates from the following text:\n",
-    "Classify each of the following ",
-    "Who ",
-    "When did ",
-    "Where ",
-    "How many ",
-    "What is the name of ",
-    "A train ",
-    "A farmer has ",
-    "Solve this problem step by step: ",
-    "Calculate ",
-    "If ",
-    "Write a Python function that ",
-    "Write a program ",
-    "Write an email ",
-    "Write a story about ",
-    "Imagine you are ",
-    "Compare ",
-    "Explain ",
-    "List ",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class PromptSettings:
     """How prompts are sampled.
 
     max_tokens: of what the user types. temperature, top_k: of the draws. quotes: share of the
-    prompts that are about passages, of quoted_tokens at most, from earlier answers; openings: share
-    of the others whose first words are given; each 0 to 1.
+    prompts that are about passages from earlier answers; openings: share of the others that begin
+    as common requests do, unless there are given ones, as which all of them begin; each 0 to 1.
+    quoted_tokens: at most, of an earlier answer or a given request.
     """
 
     max_tokens: int = 96
@@ -81,13 +43,6 @@ class PromptSettings:
             )
         if self.temperature <= 0:
             raise ValueError(f"temperature is {self.temperature}; prompts are drawn, so above 0")
-
-
-def opening(random: np.random.Generator, share: float) -> str:
-    """First words of a request, "" but for a `share` of the calls."""
-    words = OPENINGS[random.integers(len(OPENINGS))] if random.random() < share else ""
-    # A trailing space belongs to the next token.
-    return words.rstrip(" ")
 
 
 class UserTurn:

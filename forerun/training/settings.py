@@ -7,6 +7,8 @@ from typing import Any
 
 from forerun.training.optimisation import OptimiserSettings
 
+MIB = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:

@@ -22,13 +22,11 @@ from forerun.training.generation import is_held_out
 from forerun.training.methods import head_of
 from forerun.training.optimisation import Optimiser
 from forerun.training.order import Order
-from forerun.training.settings import TrainingSettings
-from forerun.training.states import StateStore
+from forerun.training.settings import MIB, TrainingSettings
+from forerun.training.states import store_for
 from forerun.training.target import Target
 from forerun.training.unroll import Example, loss
 from forerun.training.vocabulary import DraftVocabulary
-
-MIB = 1 << 20
 
 # Rows whose loss is computed at once: more of them would not make matrix products faster, and take
 # memory, a score for each token that is taught and each step of the unrolling.
@@ -86,8 +84,7 @@ class Trainer:
             self._optimiser.restore(found.tensors.get("optimiser", {}))
             self.progress = Progress(**found.state["progress"])
             self._order = Order(**found.state["order"])
-        name = "states-" + "-".join(map(str, taps))
-        store = StateStore(path.parent / name, settings.states_mib * MIB)
+        store = store_for(path.parent, taps, target.config, settings.states_mib * MIB)
         self._examples = Examples(target, self.vocabulary, taps, store)
         self._token_embeddings = target.embedding[self.head.vocabulary.target_ids].float()
 

@@ -68,6 +68,25 @@ def test_given_prompts_are_trained_on(tmp_path: Path) -> None:
     assert "Their prompts were given." in card
 
 
+def test_prompts_begin_as_the_requests_of_a_file(tmp_path: Path, capsys: Capture) -> None:
+    requests = _write(
+        tmp_path / "requests.jsonl",
+        [
+            {"prompt": "Who wrote the book on the table?"},
+            {"messages": [{"role": "user", "content": "Where is the table with the book?"}]},
+        ],
+    )
+    command = (
+        f"train-draft --target {checkpoint()} --out {tmp_path / 'head'} --requests {requests} "
+        "--answer-tokens 100 --max-answer 12 --sessions 4 --draft-vocab 100 --threads 1 --tokens 1"
+    )
+    assert main(command.split()) == 0
+    card = (tmp_path / "head" / "README.md").read_text()
+    assert "from the first words of 2 given requests" in card
+    assert main([*command.split(), "--data", str(requests)]) == 1
+    assert "give one of these" in capsys.readouterr().err
+
+
 def test_token_ids_are_no_prompts_to_train_on(tmp_path: Path, capsys: Capture) -> None:
     data = _write(tmp_path / "prompts.jsonl", [{"prompt_token_ids": [1, 2]}])
     command = f"train-draft --target {checkpoint()} --out {tmp_path} --data {data} --tokens 1"

@@ -8,15 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from forerun.training.beginnings import Requests, opening
 from forerun.training.corpus import Corpus, Document
 from forerun.training.decoding import Continuation, step
 from forerun.training.generation import HELD_OUT_EVERY, GenerationSettings, Generator, is_held_out
-from forerun.training.prompts import PromptSettings, UserTurn, opening
+from forerun.training.prompts import PromptSettings, UserTurn
 from forerun.training.quoting import MIN_DOCUMENTS, Quoting
+from forerun.training.states import StateStore, states_of
 from tests.fixtures.engines import base
 from tests.fixtures.tiny import ASSISTANT_ID, BOS_ID, EOS_ID, USER_ID, random_prompts
-from tests.fixtures.training import SETTINGS, corpus, target
+from tests.fixtures.training import NUM_LAYERS, SETTINGS, corpus, target
 
 OWN_PROMPTS = replace(SETTINGS, prompts=PromptSettings(max_tokens=30))
 
@@ -177,6 +180,51 @@ def test_requests_quote_what_the_target_has_said() -> None:
         quoted = re.findall(r"answer \d+[a-z, ]*", request[0])
         assert 1 <= len(quoted) <= 3
         assert sum(map(len, quoted)) <= 30
+
+
+def test_begins_of_given_requests_are_theirs_and_no_longer_than_asked() -> None:
+    texts = ["Who wrote the book on the table?", "Sum up: " + "a word or two " * 20 + "the end"]
+    requests = Requests(texts, target().tokenizer, 60)
+    random = np.random.default_rng(0)
+    begins = [requests.begin(random) for _ in range(60)]
+    assert len(set(begins)) > 20
+    short = {begin for begin in begins if begin.startswith("Who")}
+    assert texts[0] in short and all(texts[0].startswith(begin) for begin in short)
+    long = [begin for begin in begins if begin not in short]
+    assert all(begin.startswith("Sum up:") and len(begin) <= 60 for begin in long)
+    assert any(begin.endswith("the end") for begin in long), "a long one keeps its end"
+
+
+def test_prompts_begin_as_given_requests(tmp_path: Path) -> None:
+    made = Corpus(tmp_path, OWN_PROMPTS.to_json())
+    Generator(target(), OWN_PROMPTS, None, ["Who wrote the book?"]).fill(
+        made, 200, lambda done, total: None, lambda: False
+    )
+    assert made.documents
+    for document in made.documents:
+        assert bytes(document.token_ids[2:5].tolist()) == b"Who"
+
+
+def test_states_are_kept_as_a_prefill_would_give_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = [("Summarize: a text", True), ("A text. Question:", False), None]
+    turn = iter(range(10**6))
+    monkeypatch.setattr(Quoting, "request", lambda *_: request[next(turn) % 3])
+    settings = replace(OWN_PROMPTS, prompts=PromptSettings(max_tokens=30, quotes=1.0))
+    store = StateStore(tmp_path / "states", states_of((1, 2), NUM_LAYERS), 1 << 24)
+    made = Corpus(tmp_path / "corpus", settings.to_json())
+    Generator(target(), settings, store=store).fill(
+        made, 200, lambda done, total: None, lambda: False
+    )
+    assert {d.greedy for d in made.documents} == {True, False}
+
+    def unexpected(document: Document) -> torch.Tensor:
+        raise AssertionError(f"the states of document {document.index} were not kept")
+
+    for document in made.documents:
+        states = target().hidden(document.token_ids, store.taps)
+        assert torch.equal(store.of(document, unexpected), states)
 
 
 def test_a_whole_request_is_answered_as_it_is(

@@ -32,7 +32,7 @@ class Target:
 def test_states_outlast_the_run(tmp_path: Path) -> None:
     target = Target()
     for _ in range(2):
-        store = StateStore(tmp_path / "states", 100 * KIB)
+        store = StateStore(tmp_path / "states", (1, 2), 100 * KIB)
         for index in (3, 4, 3):
             states = store.of(document(index, first=index), target)
             assert states.dtype == torch.bfloat16 and states.shape == (8, 2, 64)
@@ -42,20 +42,20 @@ def test_states_outlast_the_run(tmp_path: Path) -> None:
 
 def test_what_has_no_room_is_computed_again(tmp_path: Path) -> None:
     target = Target()
-    store = StateStore(tmp_path, 4 * KIB)  # one document takes 2 KiB and its header
+    store = StateStore(tmp_path, (1, 2), 4 * KIB)  # one document takes 2 KiB and its header
     for _ in range(2):
         for index in range(3):
             store.of(document(index), target)
     assert target.computed == [0, 1, 2, 1, 2]
-    StateStore(tmp_path, 4 * KIB).of(document(9), target)
-    StateStore(tmp_path, 4 * KIB).of(document(9), target)
+    StateStore(tmp_path, (1, 2), 4 * KIB).of(document(9), target)
+    StateStore(tmp_path, (1, 2), 4 * KIB).of(document(9), target)
     assert target.computed[-2:] == [9, 9], "what earlier runs have written counts"
 
 
 def test_files_of_other_documents_or_damaged_ones_are_not_used(tmp_path: Path) -> None:
     target = Target()
-    StateStore(tmp_path, KIB * KIB).of(document(5, first=1), target)
-    store = StateStore(tmp_path, KIB * KIB)
+    StateStore(tmp_path, (1, 2), KIB * KIB).of(document(5, first=1), target)
+    store = StateStore(tmp_path, (1, 2), KIB * KIB)
     assert float(store.of(document(5, first=2), target)[0, 0, 0]) == 2
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:40])
