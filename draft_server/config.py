@@ -55,7 +55,7 @@ class DraftConfig(Settings):
     )
     min_match: int = setting(1, "tokens that --draft ngram must match at least", int, minimum=1)
     min_probability: float = setting(
-        0.1, "least path probability of a node of --draft ngram", float, minimum=0
+        0.03, "least path probability of a node of --draft ngram", float, minimum=0
     )
     archive_tokens: int = setting(
         0, "tokens of ended outputs in which --draft ngram looks as well; 0: none", int, minimum=0

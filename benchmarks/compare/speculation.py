@@ -13,12 +13,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.compare.cases import TEXTS
-from benchmarks.compare.export import FOLDER, export
+from benchmarks.compare.export import export
 from benchmarks.compare.peers import PEERS, PeerFailed
 from benchmarks.compare.process import PeerProcess, start
 from benchmarks.compare.results import OUTPUT
 from benchmarks.compare.speculation_report import Variant, write
-from forerun.models import load_tokenizer, shipped_head
+from forerun.models import default_model_path, load_tokenizer, shipped_head
 from forerun.models.default_model import cache_directory
 
 STREAMS = (1, 12)
@@ -49,7 +49,7 @@ def main() -> int:
     cache = cache_directory() / "compare"
     models = cache / "model"
     export(models)
-    prompts = _prompts(models / FOLDER)
+    prompts = _prompts()
     peers = dict.fromkeys(peer for peer, _ in DRAFTED)
     variants = [Variant(peer, "none") for peer in peers] + [Variant(*each) for each in DRAFTED]
     specs = {spec.name: spec for spec in PEERS}
@@ -81,10 +81,10 @@ def main() -> int:
     return 0
 
 
-def _prompts(model: Path) -> list[list[int]]:
-    """Questions of all categories, as the model's chat template has them."""
+def _prompts() -> list[list[int]]:
+    """Questions of all categories, in the model's chat template, which what peers load lacks."""
     questions = [json.loads(line) for line in TEXTS.read_text(encoding="utf-8").splitlines()]
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_tokenizer(default_model_path())
     return [
         tokenizer.encode_chat([{"role": "user", "content": question["turns"][0]}])
         for question in questions[:: len(questions) // PROMPTS][:PROMPTS]

@@ -89,7 +89,7 @@ class NgramDrafter:
     def __init__(
         self,
         min_match: int = 1,
-        min_probability: float = 0.1,
+        min_probability: float = 0.03,
         archive: Archive | None = None,
     ) -> None:
         if min_match < 1:

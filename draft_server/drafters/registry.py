@@ -49,9 +49,9 @@ class DraftSettings:
     """
 
     min_match: int = 1
-    min_probability: float = 0.1
+    min_probability: float = 0.03
     archive_tokens: int = 0
-    min_product: float = 0.02
+    min_product: float = 0.005
     target: Path | None = None
     model: Path | None = None
     dtype: Literal["bfloat16", "float32"] = "bfloat16"

@@ -30,8 +30,8 @@ class TrainingSettings:
     draft_vocab: int = 8192
     unroll: int = 3
     decay: float = 0.85
-    alone: float = 0.4
-    batch_rows: int = 2048
+    alone: float = 0.6
+    batch_rows: int = 1024
     minutes: float = 0.0
     tokens: int = 0
     seed: int = 0
