@@ -122,6 +122,20 @@ void Attention::score(const AttentionSequence& seq, int layer, int head, int fro
   }
 }
 
+// Asks for the first block of the values of the storage units [from_unit, to_unit).
+void Attention::fetch_values(const AttentionSequence& seq, int layer, int head, int from_unit,
+                             int to_unit) const {
+  constexpr std::size_t kLine = 64;
+  const KvGeometry& g = cache_.geometry();
+  const std::size_t block_bytes = std::size_t{kLanes} * kLanes * g.element_bytes();
+  for (int u = from_unit; u < to_unit; ++u) {
+    const auto* unit = static_cast<const unsigned char*>(
+        cache_.values(layer, cache_.slot(seq.pages, u * kLanes) / kLanes, head));
+    for (std::size_t byte = 0; byte < block_bytes; byte += kLine)
+      __builtin_prefetch(unit + byte, 0, 2);
+  }
+}
+
 void Attention::run(const Task& task, int layer, Scratch& scratch, const float* q,
                     std::size_t ldq) {
   const Tile& tile = tiles_[task.tile];
@@ -176,7 +190,13 @@ void Attention::run(const Task& task, int layer, Scratch& scratch, const float* 
     }
   }
 
+  const int together = tree ? std::min(seq.prefix, nearest) : nearest;
+  const int units = cache_.aligned() ? std::max(0, together - start) / kLanes : 0;
   for (int i = 0; i < queries; ++i) {
+    // The softmax reads no memory: time for what the values begin with.
+    const int unit = start / kLanes;
+    fetch_values(seq, layer, task.head, unit + units * i / queries,
+                 unit + units * (i + 1) / queries);
     const int row = scratch.rows[i / group_], position = all[row].position;
     Softmax softmax{s + static_cast<std::size_t>(i) * kRange,
                     std::min(end, position + 1) - start,
@@ -196,17 +216,23 @@ void Attention::run(const Task& task, int layer, Scratch& scratch, const float* 
   std::fill(o, o + static_cast<std::size_t>(queries) * d, 0.0f);
   const auto add = [&](const AttentionRow& row, int from, int to, int first, int rows) {
     int keys = 0;
-    for (int p = from; p < to; ++p, ++keys) {
-      const int index = tree && p >= seq.prefix ? seq.prefix + row.path[p - seq.prefix] : p;
-      const int slot = cache_.slot(seq.pages, index);
-      scratch.units[keys] = cache_.values(layer, slot / kLanes, task.head);
-      scratch.lanes[keys] = slot % kLanes;
+    for (int p = from; p < to;) {
+      const bool node = tree && p >= seq.prefix;
+      const int slot = cache_.slot(seq.pages, node ? seq.prefix + row.path[p - seq.prefix] : p);
+      const void* unit = cache_.values(layer, slot / kLanes, task.head);
+      // Before the tree, and where pages are whole units, lanes follow the positions.
+      const int stop = tree ? std::min(to, seq.prefix) : to;
+      const int run = node || !cache_.aligned() ? 1 : std::min(kLanes - p % kLanes, stop - p);
+      for (int i = 0; i < run; ++i, ++keys) {
+        scratch.units[keys] = unit;
+        scratch.lanes[keys] = slot % kLanes + i;
+      }
+      p += run;
     }
     kernels_.value_rows({s + static_cast<std::size_t>(first) * kRange + (from - start), kRange,
                          rows, scratch.units.data(), scratch.lanes.data(), keys, d,
                          o + static_cast<std::size_t>(first) * d, static_cast<std::size_t>(d)});
   };
-  const int together = tree ? std::min(seq.prefix, nearest) : nearest;
   const int rest = std::max(start, together / kernels_.value_step * kernels_.value_step);
   if (rest > start) add(all[scratch.rows[0]], start, rest, 0, queries);
   for (int i = 0; i < count; ++i) {

@@ -169,21 +169,21 @@ void for_row_tiles(int rows, int max_rows, Function f) {
   for (int first = 0; first < rows; first += max_rows) f(first, std::min(max_rows, rows - first));
 }
 
-// While the first tile of rows passes over a group of blocks, the next group is
-// fetched: blocks lie apart, which the processor does not foresee.
+// Tiles of rows pass over a group of blocks one after the other, and the next group
+// is fetched meanwhile: blocks lie apart, which the processor does not foresee.
 template <class Block>
 void panel(const Panel& p) {
   using T = typename Block::T;
   const auto* blocks = reinterpret_cast<const T* const*>(p.blocks);
-  for_row_tiles(p.rows, Simd::kMaxRows, [&](int first, int count) {
-    for (int n = 0; n < p.num_blocks; n += kGroup) {
-      const bool fetch = first == 0 && n + kGroup < p.num_blocks;
-      const std::ptrdiff_t ahead = fetch ? blocks[n + kGroup] - blocks[n] : 0;
-      tile_rows<Block>(count, std::min(kGroup, p.num_blocks - n),
+  const int group = Simd::blocks_for(std::min(p.rows, Simd::kMaxRows));
+  for (int n = 0; n < p.num_blocks; n += group) {
+    const std::ptrdiff_t ahead = n + group < p.num_blocks ? blocks[n + group] - blocks[n] : 0;
+    for_row_tiles(p.rows, Simd::kMaxRows, [&](int first, int count) {
+      tile_rows<Block>(count, std::min(group, p.num_blocks - n),
                        Tile<T>{p.a + first * p.lda, p.lda, blocks + n, p.k,
                                p.c + first * p.ldc + n * kLanes, p.ldc, ahead});
-    }
-  });
+    });
+  }
 }
 
 // The sum of all lanes, taken from the first to the last.

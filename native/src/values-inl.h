@@ -50,7 +50,7 @@ void add_units(const ValueRows& v, int key, int units, int row, int n) {
   Tile<T> t{v.p + row * v.ldp + key, v.ldp, blocks, kLanes, nullptr, 0, 0};
   for (int u = 0; u < units; ++u, unit += kLanes, t.a += kLanes) {
     for (int b = 0; b < NB; ++b) blocks[b] = *unit + offset + b * kLanes * kLanes;
-    t.ahead = row == 0 && u + kGroup < units ? unit[kGroup * kLanes] - *unit : 0;
+    t.ahead = n + NB < v.d / kLanes ? NB * kLanes * kLanes : 0;
     Block::run(acc, t);
   }
   for (int m = 0; m < MR; ++m) {
@@ -58,19 +58,19 @@ void add_units(const ValueRows& v, int key, int units, int row, int n) {
   }
 }
 
-// The same for `rows` rows, at most MR, and all of the output.
+// The same for `rows` rows, at most MR, and `blocks` blocks of the output from n on.
 template <class Block, int MR = Simd::kMaxRows>
-void add_unit_rows(const ValueRows& v, int key, int units, int row, int rows) {
+void add_unit_rows(const ValueRows& v, int key, int units, int row, int rows, int n, int blocks) {
   if constexpr (MR > 1) {
     if (rows < MR) {
-      add_unit_rows<Block, MR - 1>(v, key, units, row, rows);
+      add_unit_rows<Block, MR - 1>(v, key, units, row, rows, n, blocks);
       return;
     }
   }
   constexpr int NB = Simd::blocks_for(MR);
-  int n = 0;
-  for (; n + NB <= v.d / kLanes; n += NB) add_units<Block, MR, NB>(v, key, units, row, n);
-  for (; n < v.d / kLanes; ++n) add_units<Block, MR, 1>(v, key, units, row, n);
+  const int end = n + blocks;
+  for (; n + NB <= end; n += NB) add_units<Block, MR, NB>(v, key, units, row, n);
+  for (; n < end; ++n) add_units<Block, MR, 1>(v, key, units, row, n);
 }
 
 template <class Block>
@@ -79,9 +79,15 @@ void value_rows(const ValueRows& v) {
     int end = key;
     while (whole_unit(v, end)) end += kLanes;
     if (end > key) {
-      for_row_tiles(v.rows, Simd::kMaxRows, [&](int row, int rows) {
-        add_unit_rows<Block>(v, key, (end - key) / kLanes, row, rows);
-      });
+      // Blocks of the output one after the other, so that the units of one, which all rows
+      // take, stay close, and those of the next one are fetched meanwhile.
+      const int all = v.d / kLanes, blocks = Simd::blocks_for(std::min(v.rows, Simd::kMaxRows));
+      for (int n = 0; n < all; n += blocks) {
+        for_row_tiles(v.rows, Simd::kMaxRows, [&](int row, int rows) {
+          add_unit_rows<Block>(v, key, (end - key) / kLanes, row, rows, n,
+                               std::min(blocks, all - n));
+        });
+      }
     } else {
       do ++end;
       while (end < v.keys && !whole_unit(v, end));

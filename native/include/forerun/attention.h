@@ -81,6 +81,8 @@ class Attention {
   void score(const AttentionSequence& seq, int layer, int head, int from_unit, int to_unit,
              int last, const float* q, int rows, float* out, std::size_t ld_out,
              Scratch& scratch) const;
+  void fetch_values(const AttentionSequence& seq, int layer, int head, int from_unit,
+                    int to_unit) const;
   template <class Store>
   void merge_rows(int thread, Store store) const;
 
