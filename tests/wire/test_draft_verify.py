@@ -104,7 +104,7 @@ async def test_stop_strings_and_cancels_free_the_target() -> None:
         assert answer.finish_reason == "stop"
         async for _ in running.client.generate(PROMPT, max_tokens=300):
             break
-        await eventually(lambda: running.verifier.scheduler.num_sessions == 0, "all sessions end")
+        await eventually(running.verifier.servicer.idle.is_set, "the ends of all sessions are told")
         assert engine.pages_free == engine.info.pages_total
 
 

@@ -184,7 +184,7 @@ async def test_the_client_leaves() -> None:
     async with servers(target_of(engine), drafter(), tracers=tracers) as running:
         async for _ in running.client.generate(PROMPT, max_tokens=300, traceparent=SAMPLED):
             break
-        await eventually(lambda: running.verifier.scheduler.num_sessions == 0, "all sessions end")
+        await eventually(running.verifier.servicer.idle.is_set, "the ends of all sessions are told")
     request, session = draft.one(names.REQUEST), verify.one(names.SESSION)
     assert failed(request)
     assert values(request, names.ERROR_TYPE, names.FINISH_REASON) == ("CANCELLED", "cancelled")
@@ -198,7 +198,7 @@ async def test_a_stop_string_is_no_error() -> None:
         answer = await running.client.complete(
             PROMPT, max_tokens=300, stop="xyz", traceparent=SAMPLED
         )
-        await eventually(lambda: running.verifier.scheduler.num_sessions == 0, "all sessions end")
+        await eventually(running.verifier.servicer.idle.is_set, "the ends of all sessions are told")
     request, session = draft.one(names.REQUEST), verify.one(names.SESSION)
     assert not failed(request) and not failed(session)
     assert values(request, names.FINISH_REASON, names.EMITTED) == ("stop", answer.stats.emitted)
