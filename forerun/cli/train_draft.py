@@ -15,6 +15,9 @@ from forerun.cli.torch_extra import require_torch
 METHODS = ("eagle3", "eagle", "mtp")
 DEFAULT_TARGET = "default"
 
+# Of the rates for a head that begins anew: larger ones would undo what it knows.
+GOING_ON = 0.6
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
@@ -73,6 +76,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     training = parser.add_argument_group("training")
     training.add_argument(
+        "--from",
+        dest="origin",
+        type=Path,
+        metavar="HEAD",
+        help="folder of an eagle3 head that this command wrote, to go on from; "
+        "default: the target's last layer",
+    )
+    training.add_argument(
         "--minutes", type=float, default=0.0, metavar="N", help="of computing, all runs together"
     )
     training.add_argument(
@@ -107,6 +118,9 @@ def run(args: argparse.Namespace) -> int:
     if args.data and args.requests:
         raise CommandError("--data gives whole prompts, --requests their begins; give one of these")
 
+    if args.origin and args.method != "eagle3":
+        raise CommandError(f"--from goes on from a head for eagle3, not for {args.method}")
+
     from forerun.models import default_model_path
     from forerun.obs.logs import configure_logging
     from forerun.training.command import Job, train_draft
@@ -125,6 +139,7 @@ def run(args: argparse.Namespace) -> int:
         requests=[messages[-1]["content"] for messages in _conversations(args.requests)]
         if args.requests
         else None,
+        origin=args.origin,
         answer_tokens=args.answer_tokens,
         generation=GenerationSettings(
             seed=args.seed, max_answer=args.max_answer, sessions=args.sessions
@@ -136,7 +151,9 @@ def run(args: argparse.Namespace) -> int:
             tokens=args.tokens,
             seed=args.seed,
             states_mib=args.states_mib,
-            optimiser=OptimiserSettings(muon_rate=HEADS[args.method].muon_rate),
+            optimiser=OptimiserSettings(muon_rate=HEADS[args.method].muon_rate).scaled(
+                GOING_ON if args.origin else 1.0
+            ),
         ),
         only=args.only,
         threads=args.threads,

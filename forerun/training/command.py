@@ -25,6 +25,7 @@ from forerun.training.files import write_whole
 from forerun.training.generation import GenerationSettings, Generator
 from forerun.training.methods import head_of
 from forerun.training.model_card import Card
+from forerun.training.origin import read_origin
 from forerun.training.settings import MIB, TrainingSettings
 from forerun.training.states import store_for
 from forerun.training.target import Target, load_target
@@ -42,6 +43,7 @@ class Job:
 
     prompts: conversations to answer, each a list of messages; None lets the target make its own.
     requests: texts as which the target's own prompts begin; None for common first words.
+    origin: folder of a published head to go on from, where there is no checkpoint.
     answer_tokens: of the data. only: a phase to do alone. threads: None for one a physical core.
     """
 
@@ -53,6 +55,7 @@ class Job:
     requests: Sequence[str] | None = None
     generation: GenerationSettings = field(default_factory=GenerationSettings)
     training: TrainingSettings = field(default_factory=lambda: TrainingSettings(minutes=60))
+    origin: Path | None = None
     only: Phase | None = None
     threads: int | None = None
 
@@ -74,6 +77,7 @@ def train_draft(job: Job) -> bool:
     )
     # Before hours are spent on data for a head that cannot be.
     taps = head_of(job.training.method).taps(target.config)
+    origin = read_origin(job.origin, target.config, taps) if job.origin else None
     store = store_for(job.work, taps, target.config, job.training.states_mib * MIB)
     if job.threads:
         torch.set_num_threads(job.threads)
@@ -85,7 +89,7 @@ def train_draft(job: Job) -> bool:
                     corpus, job.answer_tokens, report, stopped
                 )
         if job.only != "data" and not stopped():
-            trainer = Trainer(target, corpus, job.training, _checkpoint(job))
+            trainer = Trainer(target, corpus, job.training, _checkpoint(job), origin)
             with training_progress() as show:
                 trainer.run(show, stopped)
             _publish(job, target, corpus, trainer)
@@ -104,7 +108,8 @@ def _publish(job: Job, target: Target, corpus: Corpus, trainer: Trainer) -> None
         method=head.name,
         target=target.config.name,
         fingerprint=target.tokenizer.fingerprint,
-        prompts=_origin(job),
+        prompts=_prompts(job),
+        went_on=job.origin is not None,
         documents=len(corpus.documents),
         answer_tokens=corpus.num_answer_tokens,
         answer_tokens_seen=trainer.progress.tokens,
@@ -120,7 +125,7 @@ def _publish(job: Job, target: Target, corpus: Corpus, trainer: Trainer) -> None
     write_whole(job.out / "README.md", card.render().encode())
 
 
-def _origin(job: Job) -> str:
+def _prompts(job: Job) -> str:
     """Where the prompts came from, for the card."""
     if job.prompts is not None:
         return "Their prompts were given."

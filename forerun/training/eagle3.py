@@ -3,19 +3,26 @@ of the target, keeps embedding and hidden states apart, and scores a vocabulary 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from forerun.models import ModelConfig
 from forerun.models.eagle3 import default_taps
+from forerun.training.copying import begin_copying
 from forerun.training.export import Published, layer_config, rope_config
 from forerun.training.head import DecoderLayer, Head, rms_norm, rotation_of
+from forerun.training.origin import Origin
 from forerun.training.shape import HeadShape
 from forerun.training.target import Target
+from forerun.training.unroll import Example
 from forerun.training.vocabulary import DraftVocabulary
 
 MIN_LAYERS = 7
+# Key-value heads beyond the target's, each with as many query heads: these begin able to copy.
+COPYING_KV_HEADS = 2
 
 
 class _MidLayer(DecoderLayer):
@@ -57,8 +64,9 @@ class Eagle3Head(Head):
     @classmethod
     def begin(cls, target: Target, taught: DraftVocabulary) -> Self:
         """As what the target's last layer and head would say of its last tap. The half of the
-        projections that sees the token's embedding begins at 0."""
-        shape = HeadShape.of_target(target.config)
+        projections that sees the token's embedding begins at 0, and so do the heads that `prepare`
+        teaches to copy."""
+        shape = HeadShape.of_target(target.config, more_kv_heads=COPYING_KV_HEADS)
         head = cls(shape, rotation_of(target.config), taught, len(cls.taps(target.config)))
         layer = head.midlayer
         layer.begin_as(target.last_layer)
@@ -71,6 +79,18 @@ class Eagle3Head(Head):
             head.norm.weight.copy_(target.final_norm)
             head.lm_head.weight.copy_(target.head[taught.target_ids])
         return head
+
+    def prepare(self, examples: Sequence[Example], origin: Origin | None) -> None:
+        """Lets it begin as `origin`, if any, and able to copy, if that could not."""
+        queries = "midlayer.self_attn.q_proj.weight"
+        can_copy = False
+        if origin is not None:
+            draft_ids = self.vocabulary.draft_ids(origin.target_ids)
+            for name, weight in self.named_parameters():
+                origin.begin(name, weight, draft_ids)
+            can_copy = origin.tensors[queries].shape == self.get_parameter(queries).shape
+        if not can_copy:
+            begin_copying(self, COPYING_KV_HEADS, examples)
 
     @property
     def layer(self) -> DecoderLayer:

@@ -9,8 +9,8 @@ of data.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,10 @@ from forerun.training.export import Published
 from forerun.training.shape import HeadShape
 from forerun.training.target import Target
 from forerun.training.vocabulary import DraftVocabulary
+
+if TYPE_CHECKING:
+    from forerun.training.origin import Origin
+    from forerun.training.unroll import Example
 
 KeysValues = tuple[Tensor, Tensor]
 
@@ -51,12 +55,20 @@ class DecoderLayer(nn.Module):
 
     @torch.no_grad()
     def begin_as(self, layer: Mapping[str, Tensor]) -> None:
-        """Takes over what it has in common with a layer of the target, by name. Of a wider input
-        the last columns are that layer's, and those before them begin at 0."""
+        """Takes over what it has in common with a layer of the target, by name. Attention heads
+        beyond that layer's begin at 0. Of a wider input the last columns are that layer's, and
+        those before them begin at 0."""
         for name, weight in self.named_parameters():
-            if name in layer:
-                weight.zero_()
-                weight[..., -layer[name].shape[-1] :] = layer[name]
+            if name not in layer:
+                continue
+            weight.zero_()
+            given = layer[name]
+            if name == "self_attn.o_proj.weight":
+                weight[:, : given.shape[1]] = given
+            elif given.ndim == 2:
+                weight[: len(given), -given.shape[1] :] = given
+            else:
+                weight[: len(given)] = given
 
     @torch.no_grad()
     def silence(self) -> None:
@@ -86,7 +98,7 @@ class Head(nn.Module, ABC):
         super().__init__()
         self.shape = shape
         self.vocabulary = vocabulary
-        self._inverse_frequencies = inverse_frequencies
+        self.inverse_frequencies = inverse_frequencies
 
     @classmethod
     @abstractmethod
@@ -99,6 +111,14 @@ class Head(nn.Module, ABC):
     def begin(cls, target: Target, taught: DraftVocabulary) -> Self:
         """A head that was not trained yet, made of the target's weights. taught: the tokens that
         its loss will look at."""
+
+    def prepare(self, examples: Sequence[Example], origin: Origin | None) -> None:
+        """What is done once before the first step of training: nothing, for most heads. examples:
+        of what it will be trained on. origin: what to go on from; ValueError where it cannot."""
+        if origin is not None:
+            raise ValueError(
+                f"a head for {self.name} cannot go on from a published one; eagle3's can"
+            )
 
     @property
     @abstractmethod
@@ -151,7 +171,7 @@ class Head(nn.Module, ABC):
         return projected.view(*projected.shape[:-1], -1, self.shape.head_dim)
 
     def _rotate(self, rows: Tensor, positions: Tensor) -> Tensor:
-        angles = positions.float()[..., None, None] * self._inverse_frequencies
+        angles = positions.float()[..., None, None] * self.inverse_frequencies
         cos, sin = angles.cos(), angles.sin()
         first, second = rows.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

@@ -14,7 +14,8 @@ from forerun.training.evaluation import Acceptance, DraftShape
 class Card:
     """What a card tells.
 
-    title, method: title and name of the head's class. prompts: where they came from. documents,
+    title, method: title and name of the head's class. prompts: where they came from. went_on:
+    whether it began as another head, of whose training the rest tells nothing. documents,
     answer_tokens: of the training data; answer_tokens_seen counts repeats. acceptance: a
     measurement on held_out documents for each shape of draft. settings: of generation, training and
     the loss, JSON values.
@@ -25,6 +26,7 @@ class Card:
     target: str
     fingerprint: str
     prompts: str
+    went_on: bool
     documents: int
     answer_tokens: int
     answer_tokens_seen: int
@@ -49,7 +51,8 @@ class Card:
             f"{self.documents} documents with {self.answer_tokens} answer tokens. {self.prompts} "
             "Every answer is the target's own, and so is the distribution that the head learned "
             f"from. It was trained on {self.answer_tokens_seen} answer tokens, repeats counted, in "
-            f"{self.minutes:.0f} minutes.",
+            f"{self.minutes:.0f} minutes."
+            + (" It went on from a head that was trained before, on other data." * self.went_on),
             "",
             "## Acceptance",
             "",

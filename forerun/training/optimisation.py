@@ -9,7 +9,7 @@ they are in float32.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,10 @@ class OptimiserSettings:
     momentum: float = 0.95
     betas: tuple[float, float] = (0.9, 0.95)
     warm_up: float = 0.02
+
+    def scaled(self, factor: float) -> OptimiserSettings:
+        """With other rates, all in the same proportion."""
+        return replace(self, muon_rate=factor * self.muon_rate, adamw_rate=factor * self.adamw_rate)
 
     def factor(self, progress: float) -> float:
         """What the rates are multiplied by once `progress` of the budget, 0 to 1, is spent."""

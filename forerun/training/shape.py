@@ -21,13 +21,17 @@ class HeadShape:
     bias: bool
 
     @classmethod
-    def of_target(cls, config: ModelConfig, *, bias: bool = False) -> HeadShape:
-        """A head that is as wide as a layer of the target."""
+    def of_target(
+        cls, config: ModelConfig, *, bias: bool = False, more_kv_heads: int = 0
+    ) -> HeadShape:
+        """A head that is as wide as a layer of the target. more_kv_heads: beyond those of the
+        target, each with as many query heads."""
+        kv_heads = config.num_kv_heads + more_kv_heads
         return cls(
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
-            heads=config.num_heads,
-            kv_heads=config.num_kv_heads,
+            heads=kv_heads * (config.num_heads // config.num_kv_heads),
+            kv_heads=kv_heads,
             head_dim=config.head_dim,
             rms_norm_eps=config.rms_norm_eps,
             bias=bias,

@@ -22,6 +22,7 @@ from forerun.training.generation import is_held_out
 from forerun.training.methods import head_of
 from forerun.training.optimisation import Optimiser
 from forerun.training.order import Order
+from forerun.training.origin import Origin
 from forerun.training.settings import MIB, TrainingSettings
 from forerun.training.states import store_for
 from forerun.training.target import Target
@@ -31,6 +32,9 @@ from forerun.training.vocabulary import DraftVocabulary
 # Rows whose loss is computed at once: more of them would not make matrix products faster, and take
 # memory, a score for each token that is taught and each step of the unrolling.
 PACK_ROWS = 640
+
+# What a head learns from before the first step: some 60 thousand rows.
+PREPARING_DOCUMENTS = 200
 
 # What wrote checkpoints before they named it.
 FIRST_METHOD = "eagle3"
@@ -56,14 +60,20 @@ class Progress:
 
 
 class Trainer:
-    """Trains a head on a corpus; goes on from `path` where that is a checkpoint.
+    """Trains a head on a corpus; goes on from `path` where that is a checkpoint, or else from
+    `origin`, a published head.
 
     Raises ValueError where the checkpoint belongs to another method, target or draft vocabulary,
     for a target that has no head of the method, and for a corpus without documents.
     """
 
     def __init__(
-        self, target: Target, corpus: Corpus, settings: TrainingSettings, path: Path
+        self,
+        target: Target,
+        corpus: Corpus,
+        settings: TrainingSettings,
+        path: Path,
+        origin: Origin | None = None,
     ) -> None:
         self._corpus = corpus
         self._settings = settings
@@ -75,8 +85,13 @@ class Trainer:
         found = read_checkpoint(path) if path.exists() else None
         if found is not None:
             self._require_same_method(found)
-        self.vocabulary = self._vocabulary(target, found)
+        self.vocabulary = self._vocabulary(target, found, origin)
         self.head = method.begin(target, self.vocabulary)
+        store = store_for(path.parent, taps, target.config, settings.states_mib * MIB)
+        self._examples = Examples(target, self.vocabulary, taps, store)
+        if found is None:
+            some = self._training_documents()[:PREPARING_DOCUMENTS]
+            self.head.prepare(list(map(self._examples.of, some)), origin)
         self._optimiser = Optimiser(self.head, settings.optimiser)
         if found is not None:
             self.head.load_state_dict(found.tensors["head"])
@@ -84,8 +99,6 @@ class Trainer:
             self._optimiser.restore(found.tensors.get("optimiser", {}))
             self.progress = Progress(**found.state["progress"])
             self._order = Order(**found.state["order"])
-        store = store_for(path.parent, taps, target.config, settings.states_mib * MIB)
-        self._examples = Examples(target, self.vocabulary, taps, store)
         self._token_embeddings = target.embedding[self.head.vocabulary.target_ids].float()
 
     @property
@@ -206,11 +219,15 @@ class Trainer:
                 "Take that method, or another work folder"
             )
 
-    def _vocabulary(self, target: Target, found: TrainingCheckpoint | None) -> DraftVocabulary:
+    def _vocabulary(
+        self, target: Target, found: TrainingCheckpoint | None, origin: Origin | None
+    ) -> DraftVocabulary:
         size = self._settings.draft_vocab
         if found is None:
-            answers = (document.answer for document in self._training_documents())
-            return DraftVocabulary.most_frequent(answers, size, target.vocab_size)
+            # What stands in prompts is copied into answers, rare words above all.
+            texts = (document.token_ids for document in self._training_documents())
+            kept = origin.target_ids.numpy() if origin else ()
+            return DraftVocabulary.most_frequent(texts, size, target.vocab_size, kept)
         ids = found.tensors["vocabulary"]["target_ids"]
         if len(ids) != size or int(ids[-1]) >= target.vocab_size:
             raise ValueError(

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 
@@ -27,19 +27,25 @@ class DraftVocabulary:
 
     @classmethod
     def most_frequent(
-        cls, answers: Iterable[NDArray[np.int32]], draft_size: int, target_size: int
+        cls,
+        texts: Iterable[NDArray[np.int32]],
+        draft_size: int,
+        target_size: int,
+        kept: ArrayLike = (),
     ) -> DraftVocabulary:
-        """The most frequent tokens of the answers; at equal counts lower ids, which tokenizers
-        made by merging give to the more common pairs. Raises ValueError for a size out of range."""
+        """The ids `kept`, and the most frequent ones of the texts; at equal counts lower ids, which
+        tokenizers made by merging give to the more common pairs. Raises ValueError for a size out
+        of range."""
         if not 1 <= draft_size <= target_size:
             raise ValueError(
                 f"the draft vocabulary is {draft_size}; it must be 1 to {target_size}, the target's"
             )
         counts = np.zeros(target_size, dtype=np.int64)
-        for answer in answers:
-            counts += np.bincount(answer, minlength=target_size)
-        kept = np.argsort(-counts, kind="stable")[:draft_size]
-        return cls(torch.from_numpy(np.sort(kept)), target_size)
+        for text in texts:
+            counts += np.bincount(text, minlength=target_size)
+        counts[np.asarray(kept, dtype=np.int64)] += counts.max() + 1
+        best = np.argsort(-counts, kind="stable")[:draft_size]
+        return cls(torch.from_numpy(np.sort(best)), target_size)
 
     @classmethod
     def whole(cls, target_size: int) -> DraftVocabulary:

@@ -23,6 +23,7 @@ from forerun.models.draft_head import HeadCheckpoint
 from forerun.models.eagle import EagleCheckpoint
 from forerun.models.eagle3 import Eagle3Checkpoint
 from forerun.models.mtp import MtpCheckpoint
+from forerun.training.eagle3 import COPYING_KV_HEADS
 from forerun.training.evaluation import DraftShape, accepted_lengths
 from forerun.training.examples import Examples
 from forerun.training.export import write_head
@@ -84,12 +85,13 @@ def test_published_files_have_the_published_names_shapes_and_types(
     with safe_open(publish(tmp_path, method) / "model.safetensors", framework="pt") as file:
         found = {name: file.get_tensor(name) for name in file.keys()}
     prefix, width = PREFIXES[method], HIDDEN * (2 if method == "eagle3" else 1)
+    kv_heads = 1 + (COPYING_KV_HEADS if method == "eagle3" else 0)
     assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {
         f"{prefix}post_attention_layernorm.weight": NORM,
-        f"{prefix}self_attn.q_proj.weight": (64, width),
-        f"{prefix}self_attn.k_proj.weight": (16, width),
-        f"{prefix}self_attn.v_proj.weight": (16, width),
-        f"{prefix}self_attn.o_proj.weight": (HIDDEN, 64),
+        f"{prefix}self_attn.q_proj.weight": (64 * kv_heads, width),
+        f"{prefix}self_attn.k_proj.weight": (16 * kv_heads, width),
+        f"{prefix}self_attn.v_proj.weight": (16 * kv_heads, width),
+        f"{prefix}self_attn.o_proj.weight": (HIDDEN, 64 * kv_heads),
         f"{prefix}mlp.gate_proj.weight": (INNER, HIDDEN),
         f"{prefix}mlp.up_proj.weight": (INNER, HIDDEN),
         f"{prefix}mlp.down_proj.weight": (HIDDEN, INNER),
