@@ -98,10 +98,10 @@ def train_draft(job: Job) -> bool:
 
 def _publish(job: Job, target: Target, corpus: Corpus, trainer: Trainer) -> None:
     """Writes the head as it stands, measured with the weights that are written."""
+    head = trainer.finished()
     with torch.no_grad():
-        for weight in trainer.head.parameters():
+        for weight in head.parameters():
             weight.copy_(weight.bfloat16())
-    head = trainer.head
     write_head(job.out, head.published(target.config))
     card = Card(
         title=head.title,

@@ -92,6 +92,13 @@ class Eagle3Head(Head):
         if not can_copy:
             begin_copying(self, COPYING_KV_HEADS, examples)
 
+    @torch.no_grad()
+    def keep(self, vocabulary: DraftVocabulary) -> None:
+        rows = self.lm_head.weight[self.vocabulary.draft_ids(vocabulary.target_ids)]
+        self.lm_head = nn.Linear(self.shape.hidden, len(vocabulary), bias=False)
+        self.lm_head.weight.copy_(rows)
+        self.vocabulary = vocabulary
+
     @property
     def layer(self) -> DecoderLayer:
         return self.midlayer

@@ -120,6 +120,10 @@ class Head(nn.Module, ABC):
                 f"a head for {self.name} cannot go on from a published one; eagle3's can"
             )
 
+    def keep(self, vocabulary: DraftVocabulary) -> None:
+        """Forgets the tokens that are not in `vocabulary`, some of its own, where a row for each is
+        a part of the head; those that the target scores cost nothing."""
+
     @property
     @abstractmethod
     def layer(self) -> DecoderLayer:

@@ -19,6 +19,7 @@ from forerun.training.checkpoint import TrainingCheckpoint, read_checkpoint
 from forerun.training.corpus import Corpus, Document
 from forerun.training.examples import Examples
 from forerun.training.generation import is_held_out
+from forerun.training.head import Head
 from forerun.training.methods import head_of
 from forerun.training.optimisation import Optimiser
 from forerun.training.order import Order
@@ -99,7 +100,7 @@ class Trainer:
             self._optimiser.restore(found.tensors.get("optimiser", {}))
             self.progress = Progress(**found.state["progress"])
             self._order = Order(**found.state["order"])
-        self._token_embeddings = target.embedding[self.head.vocabulary.target_ids].float()
+        self._embedding = target.embedding
 
     @property
     def spent(self) -> float:
@@ -134,7 +135,15 @@ class Trainer:
     def measure(self, shape: evaluation.DraftShape) -> evaluation.Acceptance:
         """Acceptance on the held-out documents."""
         examples = map(self._examples.of, self.held_out())
-        return evaluation.measure(self.head, examples, self._token_embeddings, shape)
+        embeddings = self._embedding[self.head.vocabulary.target_ids].float()
+        return evaluation.measure(self.head, examples, embeddings, shape)
+
+    def finished(self) -> Head:
+        """The head to publish: of the tokens that it was taught, with as many as are wanted. It is
+        not trained after that."""
+        texts = (document.token_ids for document in self._training_documents())
+        self.head.keep(self.vocabulary.reduced(texts, self._settings.draft_vocab))
+        return self.head
 
     def _step(self, stopped: Callable[[], bool]) -> bool:
         """One optimiser step; False, and nothing has changed, where it was interrupted."""
@@ -229,9 +238,9 @@ class Trainer:
             kept = origin.target_ids.numpy() if origin else ()
             return DraftVocabulary.most_frequent(texts, size, target.vocab_size, kept)
         ids = found.tensors["vocabulary"]["target_ids"]
-        if len(ids) != size or int(ids[-1]) >= target.vocab_size:
+        if len(ids) < size or int(ids[-1]) >= target.vocab_size:
             raise ValueError(
                 f"{self._path} has a draft vocabulary of {len(ids)} for another target or setting; "
-                f"{size} is wanted. Take that setting, or remove the file"
+                f"{size} is wanted. Take at most as many, or remove the file"
             )
         return DraftVocabulary(ids, target.vocab_size)

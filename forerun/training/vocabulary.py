@@ -40,12 +40,17 @@ class DraftVocabulary:
             raise ValueError(
                 f"the draft vocabulary is {draft_size}; it must be 1 to {target_size}, the target's"
             )
-        counts = np.zeros(target_size, dtype=np.int64)
-        for text in texts:
-            counts += np.bincount(text, minlength=target_size)
+        counts = _counts(texts, target_size)
         counts[np.asarray(kept, dtype=np.int64)] += counts.max() + 1
-        best = np.argsort(-counts, kind="stable")[:draft_size]
-        return cls(torch.from_numpy(np.sort(best)), target_size)
+        return cls(_highest(counts, draft_size), target_size)
+
+    def reduced(self, texts: Iterable[NDArray[np.int32]], draft_size: int) -> DraftVocabulary:
+        """Those of its tokens that are the most frequent in the texts; all, if there are no more
+        than that."""
+        target_size = len(self._draft_ids)
+        counts = _counts(texts, target_size)[self.target_ids.numpy()]
+        kept = _highest(counts, draft_size)
+        return DraftVocabulary(self.target_ids[kept], target_size)
 
     @classmethod
     def whole(cls, target_size: int) -> DraftVocabulary:
@@ -70,3 +75,15 @@ class DraftVocabulary:
     def draft_ids(self, target_ids: Tensor) -> Tensor:
         """int64, shaped like `target_ids`; -1 for tokens that cannot be proposed."""
         return self._draft_ids[target_ids]
+
+
+def _counts(texts: Iterable[NDArray[np.int32]], target_size: int) -> NDArray[np.int64]:
+    counts = np.zeros(target_size, dtype=np.int64)
+    for text in texts:
+        counts += np.bincount(text, minlength=target_size)
+    return counts
+
+
+def _highest(counts: NDArray[np.int64], size: int) -> Tensor:
+    """Where the highest counts stand, ascending; of equal ones, the first."""
+    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))

@@ -22,6 +22,14 @@ def test_a_draft_vocabulary_holds_the_most_frequent_tokens() -> None:
     assert DraftVocabulary.most_frequent(answers, 6, 12).target_ids.tolist() == [0, 1, 2, 5, 7, 9]
 
 
+def test_a_draft_vocabulary_keeps_given_tokens_and_can_be_reduced() -> None:
+    answers = [np.asarray(ids, dtype=np.int32) for ids in ([7, 7, 7, 2], [5, 2, 9])]
+    kept = DraftVocabulary.most_frequent(answers, 4, 12, kept=[11, 5])
+    assert kept.target_ids.tolist() == [2, 5, 7, 11]
+    assert kept.reduced(answers, 2).target_ids.tolist() == [2, 7]
+    assert kept.reduced(answers, 9).target_ids.tolist() == kept.target_ids.tolist()
+
+
 def test_a_draft_vocabulary_is_no_larger_than_the_targets() -> None:
     with pytest.raises(ValueError, match="the draft vocabulary is 13; it must be 1 to 12"):
         DraftVocabulary.most_frequent([], 13, 12)

@@ -14,6 +14,7 @@ from forerun.training.checkpoint import TrainingCheckpoint, read_checkpoint
 from forerun.training.corpus import Corpus
 from forerun.training.evaluation import CHAIN
 from forerun.training.export import write_head
+from forerun.training.generation import is_held_out
 from forerun.training.head import Head
 from forerun.training.methods import METHODS
 from forerun.training.settings import TrainingSettings
@@ -149,11 +150,29 @@ def test_held_out_documents_are_measured_and_not_trained_on(data: Corpus, tmp_pa
     assert trainer.measure(CHAIN).rounds > 0
 
 
-def test_a_checkpoint_of_another_vocabulary_is_refused(data: Corpus, tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_smaller_vocabulary_is_refused(data: Corpus, tmp_path: Path) -> None:
     path = tmp_path / "training.safetensors"
     _run(Trainer(target(), data, _settings(tokens=1), path))
     with pytest.raises(ValueError, match="draft vocabulary of 200"):
-        Trainer(target(), data, _settings(tokens=1, draft_vocab=100), path)
+        Trainer(target(), data, _settings(tokens=1, draft_vocab=201), path)
+
+
+def test_a_head_is_published_with_fewer_tokens_than_it_was_taught(
+    data: Corpus, tmp_path: Path
+) -> None:
+    path = tmp_path / "training.safetensors"
+    _run(Trainer(target(), data, _settings(tokens=1), path))
+    trainer = Trainer(target(), data, _settings(tokens=1, draft_vocab=60), path)
+    taught, rows = trainer.vocabulary, _weights(trainer)["lm_head.weight"]
+    head = trainer.finished()
+    kept = head.vocabulary.target_ids
+    texts = [d.token_ids for d in data.documents if not is_held_out(d.index) and len(d.answer) > 1]
+    counts = torch.bincount(torch.cat([torch.from_numpy(t).long() for t in texts]), minlength=1000)
+    left = taught.target_ids[~torch.isin(taught.target_ids, kept)]
+    assert len(kept) == 60 and counts[kept].min() >= counts[left].max()
+    assert torch.equal(head.get_parameter("lm_head.weight"), rows[taught.draft_ids(kept)])
+    assert head.published(target().config).tensors["d2t"].shape == (60,)
+    assert trainer.measure(CHAIN).rounds > 0
 
 
 def test_a_checkpoint_of_another_method_is_refused(data: Corpus, tmp_path: Path) -> None:
