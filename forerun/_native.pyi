@@ -111,6 +111,7 @@ class CpuFeatures:
     avx512: bool
     os_avx512: bool
     avx512_bf16: bool
+    slow_bf16_products: bool
     amx: bool
     os_amx: bool
     amx_palette: bool

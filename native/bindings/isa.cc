@@ -19,6 +19,7 @@ void bind_isa(py::module_& module) {
       .def_readwrite("avx512", &CpuFeatures::avx512)
       .def_readwrite("os_avx512", &CpuFeatures::os_avx512)
       .def_readwrite("avx512_bf16", &CpuFeatures::avx512_bf16)
+      .def_readwrite("slow_bf16_products", &CpuFeatures::slow_bf16_products)
       .def_readwrite("amx", &CpuFeatures::amx)
       .def_readwrite("os_amx", &CpuFeatures::os_amx)
       .def_readwrite("amx_palette", &CpuFeatures::amx_palette)

@@ -31,6 +31,11 @@ std::uint64_t xcr0() {
   return static_cast<std::uint64_t>(high) << 32 | low;
 }
 
+bool made_by_intel() {
+  const Cpuid vendor = cpuid(0);
+  return vendor.ebx == 0x756e6547 && vendor.edx == 0x49656e69 && vendor.ecx == 0x6c65746e;
+}
+
 bool request_tile_permission() {
   const char* assume = std::getenv("FORERUN_AMX_ASSUME_PERMISSION");
   if (assume != nullptr && std::strcmp(assume, "1") == 0) return true;
@@ -113,6 +118,7 @@ CpuFeatures detect_cpu() {
   c.avx512 = bit(seven.ebx, 16) && bit(seven.ebx, 17) && bit(seven.ebx, 30) && bit(seven.ebx, 31);
   c.os_avx512 = (saved & 0xe6) == 0xe6;
   c.avx512_bf16 = seven.eax >= 1 && bit(seven_one.eax, 5);
+  c.slow_bf16_products = made_by_intel();
   c.amx = bit(seven.edx, 24) && bit(seven.edx, 22);
   c.os_amx = (saved & 0x60000) == 0x60000;
   const Cpuid palettes = cpuid(0x1d), palette = cpuid(0x1d, 1);
@@ -135,7 +141,8 @@ std::vector<IsaLevel> isa_levels(const CpuFeatures& cpu) {
 std::string select_isa(const CpuFeatures& cpu, const std::string& forced) {
   std::string names;
   for (const IsaLevel& level : isa_levels(cpu)) {
-    if (forced.empty() && level.available) return level.name;
+    const bool slow = cpu.slow_bf16_products && level.name == "avx512_bf16";
+    if (forced.empty() && level.available && !slow) return level.name;
     if (forced == level.name) {
       if (level.available) return level.name;
       throw std::invalid_argument("ISA level '" + forced + "' cannot run here (" + level.reason +

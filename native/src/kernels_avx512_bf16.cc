@@ -7,6 +7,10 @@
 namespace forerun {
 namespace avx512_bf16 {
 
+// Words from those that are multiplied to those that are fetched meanwhile, of the
+// next block at the end of one: the processor's own prefetching stops at pages.
+constexpr int kAhead = 2048;
+
 // Blocks multiplied pair by pair: one VDPBF16PS a pair of steps, in order.
 template <int MR, int NB>
 void pair_tile(const std::uint16_t* a, std::size_t lda, const std::uint16_t* const* b, int k,
@@ -18,8 +22,9 @@ void pair_tile(const std::uint16_t* a, std::size_t lda, const std::uint16_t* con
   for (int i = 0; i < k; i += 2) {
     __m512bh w[NB];
     for (int n = 0; n < NB; ++n) {
-      w[n] =
-          reinterpret_cast<__m512bh>(Simd::load_words(b[n] + static_cast<std::size_t>(i) * kLanes));
+      const std::uint16_t* words = b[n] + static_cast<std::size_t>(i) * kLanes;
+      _mm_prefetch(reinterpret_cast<const char*>(words + kAhead), _MM_HINT_T0);
+      w[n] = reinterpret_cast<__m512bh>(Simd::load_words(words));
     }
     for (int m = 0; m < MR; ++m) {
       int pair;

@@ -110,6 +110,15 @@ def test_a_forced_level_that_cannot_run_is_one_line_of_error(command: str) -> No
     assert "Traceback" not in printed
 
 
+@pytest.mark.skipif("avx512_bf16" not in BUILT, reason="the compiler cannot build the level")
+def test_slow_products_of_bfloat16_are_taken_only_where_they_are_forced() -> None:
+    cpu = cpu_without("amx")
+    assert _native.select_isa(cpu, "") == "avx512_bf16"
+    cpu.slow_bf16_products = True
+    assert _native.select_isa(cpu, "") == "avx512"
+    assert _native.select_isa(cpu, "avx512_bf16") == "avx512_bf16"
+
+
 @needs_amx_built
 @pytest.mark.parametrize(
     ("missing", "selected", "failed", "gate"),
