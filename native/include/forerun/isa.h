@@ -16,9 +16,9 @@ struct CpuFeatures {
   bool avx512 = false;       // CPUID: AVX-512 F, BW, DQ, VL
   bool os_avx512 = false;    // XCR0: the system saves ZMM and mask registers
   bool avx512_bf16 = false;  // CPUID: AVX512-BF16
-  // VDPBF16PS at half the rate of an FMA or less, which then do more with
-  // weights widened on the way: Intel's, where a Xeon of the fifth generation
-  // took 1.2 to 1.4 times as long for 8 to 64 rows (docs/benchmarks).
+  // VDPBF16PS multiplies fewer pairs than FMA does with weights widened on the
+  // way: assumed of all Intel's, since a Xeon of the fifth generation took 1.2
+  // to 1.4 times as long for 8 to 64 rows (docs/benchmarks).
   bool slow_bf16_products = false;
   bool amx = false;             // CPUID: AMX-TILE and AMX-BF16
   bool os_amx = false;          // XCR0: the system saves tiles
