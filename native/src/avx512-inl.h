@@ -13,7 +13,10 @@ struct Simd {
   static constexpr int kWidth = 16;
   static constexpr int kMaxRows = 12;
   // 32 registers: up to 24 accumulators, the rest for weights and one input.
-  static constexpr int blocks_for(int rows) { return rows <= 5 ? 4 : 2; }
+  static constexpr int blocks_for(int rows) { return rows <= 6 ? 4 : rows <= 8 ? 3 : 2; }
+  static constexpr int kGroup = 6;
+  static constexpr int kAhead = 1024;
+  static constexpr int kLocality = 3;
 
   static F zero() { return _mm512_setzero_ps(); }
   static F set1(float x) { return _mm512_set1_ps(x); }
@@ -39,8 +42,8 @@ struct Simd {
     const F floor = _mm512_set1_ps(-__builtin_inff());
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(score, floor, _CMP_GT_OQ), x);
   }
-  static bool any_above(F x, float limit) {
-    return _mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_GT_OQ) != 0;
+  static bool any_reaches(F x, float limit) {
+    return _mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_GE_OQ) != 0;
   }
   static I load_words(const std::uint16_t* p) { return _mm512_loadu_si512(p); }
   static F low_half(I pair) { return _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16)); }

@@ -26,6 +26,7 @@ DraftHead::DraftHead(std::shared_ptr<const HeadWeights> weights, const ForwardCo
       cache_({1, weights_->config().kv_heads, weights_->config().head_dim, config.page_size,
               config.pages, config.bf16}),
       pool_(config.threads, config.cpus, kernels_.thread_begin, kernels_.thread_end),
+      shares_(config.threads),
       attention_(kernels_, cache_,
                  {weights_->config().heads,
                   1.0f / std::sqrt(static_cast<float>(weights_->config().head_dim)), 0.0f, 0},
@@ -128,8 +129,7 @@ void DraftHead::gemm(int thread, const std::uint16_t* w, int n, int k, const voi
   g.ldc = ldc;
   g.act = act;
   g.ld_act = weights_->config().intermediate_size;
-  share_blocks(g, n, thread, pool_.size());
-  if (g.block_begin < g.block_end) kernels_.gemm(g);
+  shares_.compute(thread, g, n, kernels_);
 }
 
 // Fills x of committed rows: g, or f where the embedding is joined to it.

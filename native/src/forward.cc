@@ -18,6 +18,7 @@ Engine::Engine(std::shared_ptr<const Model> model, const ForwardConfig& config, 
       cache_({model_->config().layers, model_->config().kv_heads, model_->config().head_dim,
               config.page_size, config.pages, config.bf16}),
       pool_(config.threads, config.cpus, kernels_.thread_begin, kernels_.thread_end),
+      shares_(config.threads),
       attention_(
           kernels_, cache_,
           {model_->config().heads, 1.0f / std::sqrt(static_cast<float>(model_->config().head_dim)),
@@ -131,8 +132,7 @@ void Engine::gemm(int thread, const std::uint16_t* w, int n, int k, const void* 
   g.best = best_[thread].data();
   g.best_id = best_id_[thread].data();
   g.id_limit = model_->config().vocab_size;
-  share_blocks(g, n, thread, pool_.size());
-  if (g.block_begin < g.block_end) kernels_.gemm(g);
+  shares_.compute(thread, g, n, kernels_);
 }
 
 void Engine::norm(int thread, const std::vector<float>& weight, bool predicted_rows_only) {
@@ -239,10 +239,10 @@ void Engine::forward(const std::vector<NewRows>& batch, const std::vector<int>& 
   pool_.run([&](int thread) { work(thread, taps, out); });
   out.predictions.resize(predicted_.size());
   for (std::size_t i = 0; i < predicted_.size(); ++i) {
-    // Threads hold ascending ids: the first of equals is the lowest.
     int top = 0;
     for (int t = 1; t < pool_.size(); ++t) {
-      if (best_[t][i] > best_[top][i]) top = t;
+      const bool lower = best_id_[t][i] < best_id_[top][i];
+      if (best_[t][i] > best_[top][i] || (best_[t][i] == best_[top][i] && lower)) top = t;
     }
     // Nothing is larger than it where all are NaN.
     const bool numbers = best_[top][i] > -std::numeric_limits<float>::infinity();

@@ -6,11 +6,14 @@
 //
 // Simd gives: F, I vector types of kWidth 32-bit lanes; kVecs = 16 / kWidth;
 // kMaxRows rows of a tile at most; blocks_for(rows) blocks of a tile, so that
-// all accumulators stay in registers; accumulate(sum, a, b) = fmadd(a, b, sum).
+// all accumulators stay in registers; kGroup blocks between two epilogues; kAhead
+// words from the weights that are multiplied to those that are fetched meanwhile,
+// 0: a whole group; accumulate(sum, a, b) = fmadd(a, b, sum).
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "forerun/kernels.h"
 #include "forerun/packed.h"
@@ -22,7 +25,7 @@ using F = Simd::F;
 using I = Simd::I;
 inline constexpr int kWidth = Simd::kWidth;
 inline constexpr int kVecs = kLanes / kWidth;
-inline constexpr int kGroup = 4;         // blocks between two epilogues
+inline constexpr int kGroup = Simd::kGroup;
 inline constexpr int kRowsInCache = 64;  // rows whose activations stay in the L2 cache
 
 // e^x for x <= 0 or moderate x; exactly 1 at 0. Cody-Waite reduction, Taylor to
@@ -45,7 +48,7 @@ inline F vexp(F x) {
 }
 
 // A tile's inputs: see Panel. `ahead`: elements from what is multiplied to what
-// is fetched into the cache meanwhile; 0: nothing.
+// is fetched into the cache meanwhile; 0: nothing more.
 template <class T>
 struct Tile {
   const float* a;
@@ -57,22 +60,54 @@ struct Tile {
   std::ptrdiff_t ahead;
 };
 
+// The inputs of a tile's rows at one step of the depth. Three rows share an address:
+// the processor adds a stride to one, or two. Left alone GCC keeps an address a row,
+// and those that find no register in memory.
+template <int MR>
+class Inputs {
+ public:
+  Inputs(const float* a, std::size_t lda) : lda_(lda) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kAddresses; ++i) rows_[i] = a + 3 * i * lda;
+  }
+  F at(int row, int step) const { return Simd::set1(rows_[row / 3][row % 3 * lda_ + step]); }
+  void advance(int steps) {
+#pragma GCC unroll 8
+    for (int i = 0; i < kAddresses; ++i) {
+      rows_[i] += steps;
+      asm("" : "+r"(rows_[i]));
+    }
+  }
+
+ private:
+  static constexpr int kAddresses = (MR + 2) / 3;
+  const float* rows_[kAddresses];
+  std::size_t lda_;
+};
+
 // acc[m][n] += input(m) * weight(n). Whichever are fewer stay in registers while
-// the others pass by.
+// the others pass by. Unrolled by order: GCC leaves large tiles in loops, and then
+// their sums in memory.
 template <int MR, int N, class Input, class Weight>
-inline void multiply(F (&acc)[MR][N], Input input, Weight weight) {
+[[gnu::always_inline]] inline void multiply(F (&acc)[MR][N], Input input, Weight weight) {
   if constexpr (MR < N) {
     F x[MR];
+#pragma GCC unroll 16
     for (int m = 0; m < MR; ++m) x[m] = input(m);
+#pragma GCC unroll 16
     for (int n = 0; n < N; ++n) {
       const F w = weight(n);
+#pragma GCC unroll 16
       for (int m = 0; m < MR; ++m) acc[m][n] = Simd::accumulate(acc[m][n], x[m], w);
     }
   } else {
     F w[N];
+#pragma GCC unroll 16
     for (int n = 0; n < N; ++n) w[n] = weight(n);
+#pragma GCC unroll 16
     for (int m = 0; m < MR; ++m) {
       const F x = input(m);
+#pragma GCC unroll 16
       for (int n = 0; n < N; ++n) acc[m][n] = Simd::accumulate(acc[m][n], x, w[n]);
     }
   }
@@ -90,24 +125,30 @@ struct Bf16Block {
   }
   // The halves are widened one after the other, or AVX2 would run out of registers.
   template <int MR, int N, bool High>
-  static inline void step(F (&acc)[MR][N], const Tile<T>& t, int k) {
+  [[gnu::always_inline]] static inline void step(F (&acc)[MR][N], const Inputs<MR>& a,
+                                                 const T* const (&b)[N / kVecs]) {
     multiply(
-        acc, [&](int m) { return Simd::set1(t.a[m * t.lda + k + (High ? 1 : 0)]); },
-        [&](int n) { return half<High>(t.b[n / kVecs], k, n % kVecs); });
+        acc, [&](int m) { return a.at(m, High ? 1 : 0); },
+        [&](int n) { return half<High>(b[n / kVecs], 0, n % kVecs); });
   }
   template <int MR, int N>
-  static inline void run(F (&acc)[MR][N], const Tile<T>& t) {
+  [[gnu::always_inline]] static inline void run(F (&acc)[MR][N], const Tile<T>& t) {
+    constexpr int NB = N / kVecs;
+    Inputs<MR> a(t.a, t.lda);
+    const T* b[NB];
+#pragma GCC unroll 8
+    for (int n = 0; n < NB; ++n) b[n] = t.b[n];
     int k = 0;
     for (; k + 2 <= t.k; k += 2) {
-      if (t.ahead != 0) {
-        for (int n = 0; n < N / kVecs; ++n) {
-          __builtin_prefetch(t.b[n] + t.ahead + static_cast<std::size_t>(k) * kLanes, 0, 2);
-        }
-      }
-      step<MR, N, false>(acc, t, k);
-      step<MR, N, true>(acc, t, k);
+#pragma GCC unroll 8
+      for (int n = 0; n < NB; ++n) __builtin_prefetch(b[n] + t.ahead, 0, Simd::kLocality);
+      step<MR, N, false>(acc, a, b);
+      step<MR, N, true>(acc, a, b);
+      a.advance(2);
+#pragma GCC unroll 8
+      for (int n = 0; n < NB; ++n) b[n] += 2 * kLanes;
     }
-    if (k < t.k) step<MR, N, false>(acc, t, k);
+    if (k < t.k) step<MR, N, false>(acc, a, b);
   }
   // Vector v of the values of token `key` in a value block.
   static inline F value(const T* block, int key, int v) {
@@ -123,10 +164,11 @@ struct F32Block {
     return Simd::load(block + static_cast<std::size_t>(k) * kLanes + v * kWidth);
   }
   template <int MR, int N>
-  static inline void run(F (&acc)[MR][N], const Tile<T>& t) {
-    for (int k = 0; k < t.k; ++k) {
+  [[gnu::always_inline]] static inline void run(F (&acc)[MR][N], const Tile<T>& t) {
+    Inputs<MR> a(t.a, t.lda);
+    for (int k = 0; k < t.k; ++k, a.advance(1)) {
       multiply(
-          acc, [&](int m) { return Simd::set1(t.a[m * t.lda + k]); },
+          acc, [&](int m) { return a.at(m, 0); },
           [&](int n) { return value(t.b[n / kVecs], k, n % kVecs); });
     }
   }
@@ -136,15 +178,31 @@ struct F32Block {
 template <class Block, int MR, int NB>
 void tile(Tile<typename Block::T> t) {
   F acc[MR][NB * kVecs];
+#pragma GCC unroll 16
   for (int m = 0; m < MR; ++m) {
+#pragma GCC unroll 16
     for (int n = 0; n < NB * kVecs; ++n) {
       acc[m][n] = Simd::zero();
     }
   }
   Block::run(acc, t);
+#pragma GCC unroll 16
   for (int m = 0; m < MR; ++m) {
+#pragma GCC unroll 16
     for (int n = 0; n < NB * kVecs; ++n) Simd::store(t.c + m * t.ldc + n * kWidth, acc[m][n]);
   }
+}
+
+// Calls f(std::integral_constant<int, N>) for N blocks after N blocks: N is NB as long
+// as it can be, but two and two rather than three and one.
+template <int NB, class Function>
+void for_block_tiles(int blocks, Function f) {
+  for (; blocks >= NB && !(NB == 3 && blocks == 4); blocks -= NB)
+    f(std::integral_constant<int, NB>());
+  if constexpr (NB > 2) {
+    for (; blocks >= 2; blocks -= 2) f(std::integral_constant<int, 2>());
+  }
+  for (; blocks > 0; --blocks) f(std::integral_constant<int, 1>());
 }
 
 // `rows` rows, at most MR, times any number of blocks.
@@ -156,9 +214,11 @@ void tile_rows(int rows, int blocks, Tile<typename Block::T> t) {
       return;
     }
   }
-  constexpr int NB = Simd::blocks_for(MR);
-  for (; blocks >= NB; blocks -= NB, t.b += NB, t.c += NB * kLanes) tile<Block, MR, NB>(t);
-  for (; blocks > 0; --blocks, ++t.b, t.c += kLanes) tile<Block, MR, 1>(t);
+  for_block_tiles<Simd::blocks_for(MR)>(blocks, [&](auto width) {
+    tile<Block, MR, width>(t);
+    t.b += width;
+    t.c += width * kLanes;
+  });
 }
 
 // Calls f(first, count) for tiles of rows, all full but the last: a full tile has
@@ -340,9 +400,9 @@ void finish(const Gemm& g, int first, int count, int block, int blocks, float* y
         F top = Simd::load(row);
         for (int i = kWidth; i < blocks * kLanes; i += kWidth)
           top = Simd::max(top, Simd::load(row + i));
-        if (!Simd::any_above(top, g.best[r])) break;
+        if (!Simd::any_reaches(top, g.best[r])) break;
         for (int i = 0; i < blocks * kLanes && n0 + i < g.id_limit; ++i) {
-          if (row[i] > g.best[r]) {
+          if (row[i] > g.best[r] || (row[i] == g.best[r] && n0 + i < g.best_id[r])) {
             g.best[r] = row[i];
             g.best_id[r] = n0 + i;
           }
@@ -370,8 +430,8 @@ void gemm_loop(const Gemm& g, int max_rows, Compute compute) {
   }
 }
 
-// Activations in float32, products and sums by FMA in float32. While the first
-// tile of rows passes over a group of blocks, the next group is fetched.
+// Activations in float32, products and sums by FMA in float32. Where kAhead is 0, the
+// next group of blocks is fetched while the first tile of rows passes over one.
 template <class Act>
 void gemm(const Gemm& g) {
   const auto* a = static_cast<const float*>(g.a);
@@ -379,7 +439,8 @@ void gemm(const Gemm& g) {
   gemm_loop<Act>(g, Simd::kMaxRows, [&](int first, int count, int block, int blocks, float* y) {
     const std::uint16_t* b[kGroup];
     for (int n = 0; n < blocks; ++n) b[n] = g.w + (block + n) * block_size;
-    const std::ptrdiff_t ahead = first % kRowsInCache == 0 ? kGroup * block_size : 0;
+    std::ptrdiff_t ahead = Simd::kAhead;
+    if (ahead == 0 && first % kRowsInCache == 0) ahead = kGroup * block_size;
     tile_rows<Bf16Block>(
         count, blocks,
         Tile<std::uint16_t>{a + first * g.lda, g.lda, b, g.k, y, kGroup * kLanes, ahead});

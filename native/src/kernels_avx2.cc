@@ -15,6 +15,9 @@ struct Simd {
   static constexpr int kMaxRows = 6;
   // 16 registers: 6 to 12 accumulators, the rest for weights, inputs and a mask.
   static constexpr int blocks_for(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+  static constexpr int kGroup = 4;
+  static constexpr int kAhead = 0;
+  static constexpr int kLocality = 2;
 
   static F zero() { return _mm256_setzero_ps(); }
   static F set1(float x) { return _mm256_set1_ps(x); }
@@ -45,8 +48,8 @@ struct Simd {
     const F floor = _mm256_set1_ps(-__builtin_inff());
     return _mm256_and_ps(x, _mm256_cmp_ps(score, floor, _CMP_GT_OQ));
   }
-  static bool any_above(F x, float limit) {
-    return _mm256_movemask_ps(_mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_GT_OQ)) != 0;
+  static bool any_reaches(F x, float limit) {
+    return _mm256_movemask_ps(_mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_GE_OQ)) != 0;
   }
   static I load_words(const std::uint16_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -78,10 +81,12 @@ const Kernels* kernels_avx2(bool bf16) {
   using namespace avx2;
   static const Kernels with_bf16 = {
       "avx2",  4,        0,    gemm<FloatAct<true>>,   panel<Bf16Block>, value_rows<Bf16Block>,
-      softmax, rms_norm, rope, to_act<FloatAct<true>>, nothing,          nothing};
+      softmax, rms_norm, rope, to_act<FloatAct<true>>, nothing,          nothing,
+      kGroup};
   static const Kernels with_f32 = {
       "avx2",  4,        0,    gemm<FloatAct<false>>,   panel<F32Block>, value_rows<F32Block>,
-      softmax, rms_norm, rope, to_act<FloatAct<false>>, nothing,         nothing};
+      softmax, rms_norm, rope, to_act<FloatAct<false>>, nothing,         nothing,
+      kGroup};
   return bf16 ? &with_bf16 : &with_f32;
 }
 

@@ -43,7 +43,9 @@ void add_units(const ValueRows& v, int key, int units, int row, int n) {
   const int offset = n * kLanes * kLanes;
   F acc[MR][NB * kVecs];
   float* o = v.o + row * v.ldo + n * kLanes;
+#pragma GCC unroll 16
   for (int m = 0; m < MR; ++m) {
+#pragma GCC unroll 16
     for (int i = 0; i < NB * kVecs; ++i) acc[m][i] = Simd::load(o + m * v.ldo + i * kWidth);
   }
   const T* blocks[NB];
@@ -53,7 +55,9 @@ void add_units(const ValueRows& v, int key, int units, int row, int n) {
     t.ahead = n + NB < v.d / kLanes ? NB * kLanes * kLanes : 0;
     Block::run(acc, t);
   }
+#pragma GCC unroll 16
   for (int m = 0; m < MR; ++m) {
+#pragma GCC unroll 16
     for (int i = 0; i < NB * kVecs; ++i) Simd::store(o + m * v.ldo + i * kWidth, acc[m][i]);
   }
 }
@@ -67,10 +71,10 @@ void add_unit_rows(const ValueRows& v, int key, int units, int row, int rows, in
       return;
     }
   }
-  constexpr int NB = Simd::blocks_for(MR);
-  const int end = n + blocks;
-  for (; n + NB <= end; n += NB) add_units<Block, MR, NB>(v, key, units, row, n);
-  for (; n < end; ++n) add_units<Block, MR, 1>(v, key, units, row, n);
+  for_block_tiles<Simd::blocks_for(MR)>(blocks, [&](auto width) {
+    add_units<Block, MR, width>(v, key, units, row, n);
+    n += width;
+  });
 }
 
 template <class Block>

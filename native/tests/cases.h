@@ -50,6 +50,7 @@ struct Level {
 void gemm_cases(const Level& level, Report& report);
 void elementwise_cases(const Level& level, Report& report);  // softmax, norm, rope, activations
 void panel_cases(const Level& level, Report& report);        // panel, value_rows
+void shares_cases(const Level& level, Report& report);       // products shared by threads
 void attention_cases(const Level& level, Report& report);
 // One of `of` cases of the grid of prefixes, new rows, heads and page sizes, a thousand in all.
 void attention_grid(const Level& level, int of, Report& report);

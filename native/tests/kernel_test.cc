@@ -52,6 +52,7 @@ void run(const Level& level, int grid, Report& report) {
   } else {
     const bool all = level.plant == Plant::kNone;
     if (all || level.plant == Plant::kWeights) gemm_cases(level, report);
+    if (all) shares_cases(level, report);
     if (all) panel_cases(level, report);
     if (all) elementwise_cases(level, report);
     if (level.plant != Plant::kWeights) attention_cases(level, report);

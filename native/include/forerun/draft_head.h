@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "forerun/attention.h"
+#include "forerun/block_shares.h"
 #include "forerun/draft_tree.h"
 #include "forerun/forward.h"
 #include "forerun/kernels.h"
@@ -161,6 +162,7 @@ class DraftHead {
   const Kernels& kernels_;
   KvCache cache_;
   ThreadPool pool_;
+  BlockShares shares_;
   Attention attention_;
   std::vector<float> cos_, sin_;
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "forerun/attention.h"
+#include "forerun/block_shares.h"
 #include "forerun/kernels.h"
 #include "forerun/kv_cache.h"
 #include "forerun/model.h"
@@ -80,6 +81,7 @@ class Engine {
   const Kernels& kernels_;
   KvCache cache_;
   ThreadPool pool_;
+  BlockShares shares_;
   Attention attention_;
   std::vector<float> cos_, sin_;
 

@@ -109,6 +109,7 @@ struct Kernels {
   // Once on each thread before and after its work.
   void (*thread_begin)();
   void (*thread_end)();
+  int group;            // blocks that are best computed at once; even
   int value_step = 16;  // see ValueRows; a power of two, at most 256
 };
 

@@ -1,0 +1,60 @@
+// Which thread computes which blocks of a product.
+//
+// Every thread has a share of its own, and the memory that it reads is near it. It
+// takes a few blocks at a time, and when its share is done it helps the next few
+// threads with theirs: processors are rarely all as fast, and whoever is done
+// first would only wait. An output's bits do not depend on who computes it.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+
+#include "forerun/kernels.h"
+
+namespace forerun {
+
+// For the threads of one pool, which pass a barrier between two products. All of
+// them compute every product, one after the other.
+class BlockShares {
+ public:
+  explicit BlockShares(int threads) : threads_(threads), shares_(new Share[threads]) {}
+
+  // Computes thread's part of g, a product with n outputs, by `kernels`.
+  void compute(int thread, Gemm g, int n, const Kernels& kernels) {
+    Share& own = shares_[thread];
+    const unsigned product = own.products++;
+    // Nobody looks at the other count before all are done with this product.
+    own.taken[(product + 1) % 2].store(0, std::memory_order_relaxed);
+    for (int i = 0; i < std::min(threads_, 1 + kHelped); ++i) {
+      const int owner = (thread + i) % threads_;
+      std::atomic<int>& taken = shares_[owner].taken[product % 2];
+      share_blocks(g, n, owner, threads_);
+      const int end = g.block_end, begin = g.block_begin;
+      for (int at; (at = begin + next(taken, end - begin, kernels.group)) < end;) {
+        g.block_begin = at;
+        g.block_end = std::min(end, at + kernels.group);
+        kernels.gemm(g);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kHelped = 3;  // threads that one helps: looking for work takes time too
+
+  struct alignas(64) Share {
+    std::atomic<int> taken[2] = {};  // blocks, of this product and of the next one
+    unsigned products = 0;
+  };
+
+  // The first block that nobody has taken, or `blocks` or more.
+  static int next(std::atomic<int>& taken, int blocks, int count) {
+    const int seen = taken.load(std::memory_order_relaxed);
+    return seen < blocks ? taken.fetch_add(count, std::memory_order_relaxed) : seen;
+  }
+
+  const int threads_;
+  std::unique_ptr<Share[]> shares_;
+};
+
+}  // namespace forerun
