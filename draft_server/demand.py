@@ -7,31 +7,40 @@ which need none, draft alone.
 
 from __future__ import annotations
 
-# With fewer sessions the verify server has time for trees, whatever the last ones came to.
-MANY_SESSIONS = 4
 # A probe has two nodes: a grant of more says that trees pay.
 PROBE_NODES = 2
 # A grant's weight, and the share of larger grants below which a head is not worth it.
 GRANT_WEIGHT = 1 / 64
 WORTHWHILE_SHARE = 0.2
 # Of the sessions that would get none one in so many does all the same: only they tell.
-TRIAL = 8
+TRIAL = 16
 
 
 class Demand:
-    """What verify servers ask of sessions that have hidden states. For the event loop."""
+    """What verify servers ask of sessions that have hidden states, by how many sessions there are.
+    For the event loop."""
 
     def __init__(self) -> None:
-        self._share = 1.0
+        self._shares: dict[int, float] = {}
         self._refused = 0
 
-    def record(self, nodes: int) -> None:
-        """Counts the grant of a round of such a session."""
-        self._share += GRANT_WEIGHT * ((nodes > PROBE_NODES) - self._share)
+    def record(self, nodes: int, *, sessions: int) -> None:
+        """Counts the grant of a round of such a session, one of so many."""
+        share = self._share(sessions)
+        grants_more = nodes > PROBE_NODES
+        self._shares[sessions.bit_length()] = share + GRANT_WEIGHT * (grants_more - share)
 
-    def wants_hidden_states(self, sessions: int) -> bool:
-        """Whether a new session should have them, beside `sessions` others."""
-        if sessions < MANY_SESSIONS or self._share >= WORTHWHILE_SHARE:
+    def wants_hidden_states(self, *, beside: int) -> bool:
+        """Whether a new session should have them, beside so many others. Alone it always should:
+        then the verify server has time for trees, whatever the last ones came to."""
+        if beside == 0 or self._share(beside + 1) >= WORTHWHILE_SHARE:
             return True
         self._refused += 1
         return self._refused % TRIAL == 0
+
+    def _share(self, sessions: int) -> float:
+        """Where nothing is known of so many, what is known of the next lower number."""
+        for load in range(sessions.bit_length(), 1, -1):
+            if load in self._shares:
+                return self._shares[load]
+        return 1.0

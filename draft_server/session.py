@@ -108,7 +108,7 @@ class Session:
         info = drafting.drafter.info
         drafted = not (generation.plain or info.idle)
         self._taps = info.hidden_taps if drafted else ()
-        if self._taps and not drafting.demand.wants_hidden_states(stream.num_sessions):
+        if self._taps and not drafting.demand.wants_hidden_states(beside=stream.num_sessions):
             self._taps, drafted = (), info.blind
         if drafted:
             self._handle = drafting.open(generation.prompt_ids, self._on_draft)
@@ -259,7 +259,7 @@ class Session:
         if self._phase is not Phase.DECODING or self._handle is None or self._end_reason():
             return
         if self._taps:
-            self._drafting.demand.record(granted.nodes)
+            self._drafting.demand.record(granted.nodes, sessions=self._stream.num_sessions)
         if not granted.nodes or not granted.depth:
             if self._taps:
                 # Its rows can be cached meanwhile: hidden states take more room than their KV.

@@ -6,7 +6,7 @@ whose drafts are not accepted decodes plainly and probes now and then with a tre
 and less often, until a probe is accepted; one whose draft has nothing to propose is asked in every
 second, then every fourth step, until it has. Worth: a session whose rounds take more time than
 their tokens are worth (`verify_server.sizing.worth`) pauses likewise: drafting may cost what it
-likes elsewhere, but waiting for it is time.
+likes elsewhere, but waiting for it is time. Where that is so for most sessions, none is asked.
 """
 
 from __future__ import annotations
@@ -36,10 +36,16 @@ LONGEST_SILENCE = 256
 GAIN_WEIGHT = 1 / 8
 FIRST_GAIN = 0.5
 LEAST_GAIN, MOST_GAIN = -0.1, 1.0
-# A round's weight in what rounds are usually worth. Where that is below 0, one new session in eight
-# drafts at once all the same: only drafts tell.
+# A session alone finds out for itself.
+MANY_SESSIONS = 2
+# A round's weight in what rounds are usually worth, and how much of that a step forgets: only
+# drafts tell, so after some minutes of plain steps there are some again.
 USUAL_WEIGHT = 1 / 64
-TRIAL = 8
+FORGOTTEN = 1 / 4096
+# What hidden states cost whether or not anything is asked, in tokens a round: those of the prompt
+# and of every token are sent and read. Eight sessions of the default model that have them, on
+# processors which both servers share, are 8 % slower without a single tree.
+HIDDEN_PRICE = 0.45
 
 # Asking takes time where there is nothing to propose; what can be copied is longer than so many
 # steps. Sessions are asked in the same steps: the others are held up by one as much as by all.
@@ -122,9 +128,10 @@ class Pace:
             self.mean, self.pause = max(self.mean, WORTHWHILE_MEAN), FIRST_PAUSE
             self.gain = max(self.gain, 0.0)
 
-    def record_nothing(self, answer: float) -> None:
+    def record_nothing(self, answer: float, worth: float = 0.0) -> None:
         """Counts a round for which there was nothing to propose. answer: how long it took to say
-        so, in steps."""
+        so, in steps; worth: what that cost, in tokens, 0 or less."""
+        self.gain = max(self.gain + GAIN_WEIGHT * worth, LEAST_GAIN)
         if answer > FREE_ANSWER:
             self.period = min(2 * self.period, LONGEST_PERIOD)
 
@@ -156,21 +163,29 @@ class Usual:
 
     def __init__(self) -> None:
         self._worth: dict[tuple[bool, int], float] = {}
-        self._refused = 0
 
     def record(self, worth: float, *, sessions: int, hidden_states: bool) -> None:
         """Counts a round in a step of that many decoding sessions."""
-        kind = hidden_states, sessions.bit_length()
-        usual = self._worth.get(kind, FIRST_GAIN)
-        self._worth[kind] = usual + USUAL_WEIGHT * (worth - usual)
+        usual = self._usual(sessions.bit_length(), hidden_states)
+        self._worth[hidden_states, sessions.bit_length()] = usual + USUAL_WEIGHT * (worth - usual)
 
-    def pace(self, *, sessions: int, hidden_states: bool) -> Pace:
-        """That of a session which begins to decode beside so many: it pauses first where rounds
-        usually cost more than they bring."""
-        usual = self._worth.get((hidden_states, sessions.bit_length()), FIRST_GAIN)
-        if usual < 0:
-            self._refused += 1
-            if self._refused % TRIAL:
-                gain = max(usual, LEAST_GAIN)
-                return Pace(gain=gain, pause=LONGEST_PAUSE, paused_steps=LONGEST_PAUSE)
-        return Pace()
+    def forget(self) -> None:
+        """Counts a step."""
+        for kind, worth in self._worth.items():
+            self._worth[kind] = worth + FORGOTTEN * (FIRST_GAIN - worth)
+
+    def pays(self, *, sessions: int, hidden_states: bool) -> bool:
+        """Whether anything is to be asked of a session, one of so many."""
+        if sessions < MANY_SESSIONS:
+            return True
+        price = HIDDEN_PRICE if hidden_states else 0.0
+        return self._usual(sessions.bit_length(), hidden_states) >= price
+
+    def _usual(self, load: int, hidden_states: bool) -> float:
+        """Where nothing is known of a load, what is known of the next lower one: rounds are worth
+        no more beside more sessions."""
+        while load >= MANY_SESSIONS.bit_length():
+            if (worth := self._worth.get((hidden_states, load))) is not None:
+                return worth
+            load -= 1
+        return FIRST_GAIN

@@ -21,6 +21,7 @@ from verify_server import budget, sizing
 from verify_server.config import VerifyConfig
 from verify_server.costs import StepCosts
 from verify_server.events import Hidden, KvState, Opened, Outcome, StreamOutput, Timing, Verdict
+from verify_server.ledger import Ledger
 from verify_server.metrics import Metrics
 from verify_server.residency import Residency
 from verify_server.sessions import Phase, Session
@@ -49,7 +50,7 @@ class _Ruling:
 class _Moment:
     """What all rulings of one step share: its number, beginning and end, how long the engine had
     stood idle for each of its drafts, how many sessions decode next and what their roots weigh, and
-    what is counted of all of them."""
+    what is counted of all of them; told: what its rounds seem to be worth, in tokens."""
 
     number: int
     began_ns: int
@@ -58,6 +59,7 @@ class _Moment:
     decoding: int
     plain_rows: float
     counts: SessionStats
+    told: float = 0.0
 
 
 class Judge:
@@ -79,6 +81,7 @@ class Judge:
         self._metrics = metrics
         self._steps = 0
         self._usual = budget.Usual()
+        self._ledger = Ledger()
 
     def settle(
         self,
@@ -94,6 +97,8 @@ class Judge:
 
         Returns the sessions that ended, or failed, and why; the caller drops them.
         """
+        decoded = self._residency.decoding
+        asked = [session for session in decoded if session.granted.nodes]
         rulings: list[_Ruling] = []
         failed: list[Session] = []
         kept: list[tuple[Cache, Sequence[int] | int]] = []
@@ -122,11 +127,15 @@ class Judge:
         ended += [(session, Internal(NO_NUMBERS)) for session in failed]
         now_ns = clock_ns()
         lean = step.count(prefill=True) == 0
+        plain_ns = self._costs.decode_ns(
+            self._costs.plain_rows(len(session.committed) for session in decoded)
+        )
         self._costs.record(step.weighed_rows, now_ns - began_ns, lean=lean)
         over = {session.key for session, _ in ended}
         decoding = [s for s in self._residency.decoding if s.key not in over]
         plain_rows = self._costs.plain_rows(len(session.committed) for session in decoding)
         self._steps += 1
+        self._usual.forget()
         drafted = sum(s.tree is not None and s.tree.num_nodes > 0 for s in step.sessions)
         moment = _Moment(
             self._steps,
@@ -143,6 +152,16 @@ class Judge:
                 self._write_prompt(ruling, moment, output)
             else:
                 self._write_verdict(ruling, ruling.tree, moment, output)
+        if lean and self._costs.fitted and plain_ns > 0:
+            self._ledger.record(
+                sessions=len(decoded),
+                asked=len(asked),
+                hidden_states=2 * sum(bool(session.taps) for session in asked) > len(asked),
+                tokens=moment.counts.emitted,
+                ns=now_ns - began_ns + idle_ns,
+                plain_ns=plain_ns,
+                told=moment.told,
+            )
         self._metrics.record_counts(moment.counts)
         self._metrics.record_step(
             (moment.now_ns - began_ns) / 1e9,
@@ -178,10 +197,6 @@ class Judge:
         if ruling.emitted:
             session.stats.emitted += 1
             moment.counts.emitted += 1
-            if self._config.adaptive:
-                session.pace = self._usual.pace(
-                    sessions=moment.decoding, hidden_states=bool(session.taps)
-                )
             granted = self._begin_round(ruling, moment)
             output.opened.append(
                 Opened(
@@ -215,7 +230,11 @@ class Judge:
         elif session.tree is None or session.waited_ns > max(timing.verify_ns, self._patience_ns):
             session.pace.record_silence()
         elif self._config.adaptive:
-            session.pace.record_nothing(session.waited_ns / max(timing.verify_ns, 1))
+            untold = self._ledger.untold(
+                sessions=max(moment.decoding, 1), hidden_states=bool(session.taps)
+            )
+            answer = session.waited_ns / max(timing.verify_ns, 1)
+            session.pace.record_nothing(answer, min(untold, 0.0))
         granted = self._begin_round(ruling, moment)
         output.verdicts.append(
             Verdict(
@@ -245,7 +264,10 @@ class Judge:
             plain_rows=moment.plain_rows,
             sessions=sessions,
         )
-        self._usual.record(worth, sessions=sessions, hidden_states=bool(session.taps))
+        moment.told += worth
+        kind = bool(session.taps)
+        worth += self._ledger.untold(sessions=sessions, hidden_states=kind)
+        self._usual.record(worth, sessions=sessions, hidden_states=kind)
         return worth
 
     def _begin_round(self, ruling: _Ruling, moment: _Moment) -> Budget:
@@ -259,8 +281,17 @@ class Judge:
             self._metrics.record_grant(session.granted.nodes)
         return session.granted
 
+    def _asks(self, session: Session, moment: _Moment) -> bool:
+        """Whether sessions like this one are asked for trees at this moment."""
+        sessions = max(moment.decoding, 1)
+        return not self._ledger.wants_plain(moment.number, sessions) and self._usual.pays(
+            sessions=sessions, hidden_states=bool(session.taps)
+        )
+
     def _grant(self, session: Session, moment: _Moment) -> Budget:
         if not session.drafting:
+            return budget.NONE
+        if self._config.adaptive and not self._asks(session, moment):
             return budget.NONE
         most = self._config.draft_limit
         if self._config.adaptive and self._costs.fitted:

@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
-
-from draft_server.demand import MANY_SESSIONS, TRIAL, Demand
+from draft_server.demand import TRIAL, Demand
 from draft_server.drafters.base import DrafterInfo
 from forerun.tree import Budget
 from tests.fixtures.drafting import ScriptedDrafter, alphabet, drafting_pair, eventually, following
 
 PROMPT = "hello a"
+MANY_SESSIONS = 4
 SEEING = DrafterInfo("seeing", hidden_taps=(1, 2), blind=True)
 
 
@@ -59,7 +58,7 @@ async def test_who_cannot_draft_without_hidden_states_decodes_plainly() -> None:
     drafter = SeeingDrafter(following(alphabet))
     drafter.info = replace(SEEING, blind=False)
     async with drafting_pair(drafter=drafter) as pair:
-        pair.server.drafting.demand.wants_hidden_states = lambda sessions: False  # type: ignore[method-assign]
+        pair.server.drafting.demand.wants_hidden_states = lambda *, beside: False  # type: ignore[method-assign]
         answer = await pair.client.generate(PROMPT, max_tokens=20).result()
         assert len(answer.token_ids) == 20
         (opened,) = pair.verifier.opens
@@ -67,20 +66,22 @@ async def test_who_cannot_draft_without_hidden_states_decodes_plainly() -> None:
         assert drafter.calls == 0
 
 
-@pytest.mark.parametrize("sessions", [0, MANY_SESSIONS - 1])
-def test_few_sessions_always_have_them(sessions: int) -> None:
+def test_a_session_alone_always_has_them() -> None:
     demand = Demand()
     for _ in range(1000):
-        demand.record(0)
-    assert demand.wants_hidden_states(sessions)
-    assert not demand.wants_hidden_states(MANY_SESSIONS)
+        demand.record(0, sessions=1)
+        demand.record(0, sessions=2)
+    assert demand.wants_hidden_states(beside=0)
+    assert not demand.wants_hidden_states(beside=1)
 
 
 def test_larger_grants_bring_them_back() -> None:
     demand = Demand()
     for _ in range(1000):
-        demand.record(2)
-    assert not demand.wants_hidden_states(MANY_SESSIONS)
+        demand.record(2, sessions=4)
+    assert not demand.wants_hidden_states(beside=4)
+    assert not demand.wants_hidden_states(beside=40), "nothing is known of so many but of fewer"
+    assert demand.wants_hidden_states(beside=2)
     for _ in range(32):
-        demand.record(8)
-    assert demand.wants_hidden_states(MANY_SESSIONS)
+        demand.record(8, sessions=5)
+    assert demand.wants_hidden_states(beside=4)

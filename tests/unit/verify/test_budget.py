@@ -14,7 +14,6 @@ from verify_server.budget import (
     LONGEST_SILENCE,
     NONE,
     PROBE,
-    TRIAL,
     Pace,
     Usual,
     grant,
@@ -107,22 +106,36 @@ def test_probes_of_all_sessions_come_in_the_same_steps() -> None:
     assert {min(steps) + begun for begun, steps in enumerate(asked)} <= {0, 16}
 
 
-def test_sessions_pause_first_where_rounds_usually_cost_more_than_they_bring() -> None:
+def test_nobody_is_asked_where_rounds_usually_cost_more_than_they_bring() -> None:
     usual = Usual()
-
-    def first(sessions: int, hidden_states: bool = True) -> list[Budget]:
-        paces = [usual.pace(sessions=sessions, hidden_states=hidden_states) for _ in range(TRIAL)]
-        return [pace.limit(LIMIT, 0) for pace in paces]
-
     for _ in range(100):
         usual.record(-0.5, sessions=16, hidden_states=True)
-    assert sorted(b.nodes for b in first(16)) == [0] * (TRIAL - 1) + [LIMIT.nodes]
-    assert pause(usual.pace(sessions=16, hidden_states=True)) == LONGEST_PAUSE
-    assert first(1) == [LIMIT] * TRIAL, "few share the engine: nothing is known of that"
-    assert first(16, hidden_states=False) == [LIMIT] * TRIAL, "n-grams take less time"
+    assert not usual.pays(sessions=20, hidden_states=True)
+    assert usual.pays(sessions=16, hidden_states=False), "n-grams take less time"
+    assert usual.pays(sessions=8, hidden_states=True), "fewer share the engine"
+    assert not usual.pays(sessions=64, hidden_states=True), "and more, who do so all the less"
     for _ in range(100):
         usual.record(1.0, sessions=17, hidden_states=True)
-    assert first(20) == [LIMIT] * TRIAL
+    assert usual.pays(sessions=16, hidden_states=True)
+
+
+def test_a_session_alone_is_asked_whatever_it_was_worth() -> None:
+    usual = Usual()
+    for _ in range(100):
+        usual.record(-0.5, sessions=1, hidden_states=True)
+    assert usual.pays(sessions=1, hidden_states=True)
+    assert usual.pays(sessions=2, hidden_states=True), "of those nothing is known"
+
+
+def test_after_many_plain_steps_drafts_are_asked_for_again() -> None:
+    usual = Usual()
+    for _ in range(200):
+        usual.record(-0.5, sessions=4, hidden_states=False)
+    steps = 0
+    while not usual.pays(sessions=4, hidden_states=False):
+        usual.forget()
+        steps += 1
+    assert 1000 < steps < 10_000
 
 
 def test_waiting_in_vain_pauses_for_longer() -> None:

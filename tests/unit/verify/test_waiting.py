@@ -12,7 +12,7 @@ from tests.fixtures.scripted_target import (
 )
 from tests.fixtures.scripted_trees import chain
 from tests.fixtures.stepping import MILLISECOND, Seen, Stepping
-from verify_server.budget import LONGEST_PAUSE, Pace, Usual
+from verify_server.budget import LONGEST_PAUSE, Usual
 
 VOCAB = 1000
 NEXT = hash_next(VOCAB)
@@ -73,11 +73,11 @@ def test_unaccepted_drafts_are_asked_for_all_the_same_where_all_is_to_be_measure
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_sessions_begin_with_a_pause_where_speed_matters_alone(
+def test_nothing_is_asked_for_where_speed_matters_alone(
     adaptive: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where drafts usually cost more than they bring."""
-    monkeypatch.setattr(Usual, "pace", lambda *_, **__: Pace(paused_steps=8))
+    monkeypatch.setattr(Usual, "pays", lambda *_, **__: False)
     stepping = Stepping(ScriptedTarget(NEXT), adaptive=adaptive)
     seen = stepping.open(1, [1], 41, drafting=True)
     stepping.run(lambda seen: chain(NEXT, seen.committed, 2, 2, VOCAB))
