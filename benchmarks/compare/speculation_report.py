@@ -81,6 +81,7 @@ def write(
         "rows": rows,
         "unmeasured": dict(unmeasured),
     }
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"speculation-{isa}.json"
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     path.with_suffix(".md").write_text(_page(report), encoding="utf-8")

@@ -111,12 +111,13 @@ def measure(engine: Engine, plan: Plan, progress: Callable[[int, int], None]) ->
         if done == plan.warm_up:
             for samples in (*steps, *prefills.values()):
                 samples.seconds.clear()
+            bandwidths.clear()
         for samples in steps:
             samples.take()
         if (done - plan.warm_up) % 3 == 0:  # prefills are long, and vary less
             for samples in prefills.values():
                 samples.take()
-            bandwidths.append(read_bandwidth(info.threads, repeats=3))
+        bandwidths.append(read_bandwidth(info.threads, repeats=3))
         progress(done + 1, rounds)
     for sequence in (*sessions, *trees.values()):
         engine.release(sequence)

@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 
 from forerun.client import AsyncClient, GenerateParams, GenerationStats
 
+# Of each stream, to tell a rate: they come in bunches.
+LEAST_TOKENS = 2
+
 
 @dataclass(slots=True)
 class Stream:
@@ -56,11 +59,13 @@ class Wave:
     @property
     def decode_tokens_per_s(self) -> float | None:
         """Tokens of the first streams while every one of them decodes: from the first token of the
-        last to begin, to the last token of the first to end. None where there is no such time."""
+        last to begin, to the last token of the first to end. None where there is no such time, or
+        too little to tell a rate."""
         first = self.streams[: self.width]
         start = max(stream.arrivals[0][0] for stream in first)
         stop = min(stream.arrivals[-1][0] for stream in first)
-        return _tokens(first, start, stop) / (stop - start) if stop > start else None
+        tokens = _tokens(first, start, stop)
+        return tokens / (stop - start) if tokens >= LEAST_TOKENS * len(first) else None
 
 
 async def run_wave(

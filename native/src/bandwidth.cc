@@ -10,6 +10,13 @@
 #include "forerun/thread_pool.h"
 
 namespace forerun {
+namespace {
+
+// Words from those that are read to those that are fetched meanwhile. Left to the processor's own
+// prefetching, a virtual Xeon read an eighth less than a step of the engine.
+constexpr std::size_t kAhead = 2048 / sizeof(std::uint64_t);
+
+}  // namespace
 
 double read_bandwidth(int threads, const std::vector<int>& cpus, std::size_t bytes, int repeats) {
   if (bytes < 4096 || repeats < 1)
@@ -26,6 +33,8 @@ double read_bandwidth(int threads, const std::vector<int>& cpus, std::size_t byt
       const std::uint64_t* from = buffer.as<std::uint64_t>() + words * thread;
       std::uint64_t sum[16] = {};
       for (std::size_t i = 0; i < words; i += 16) {
+        __builtin_prefetch(from + i + kAhead);
+        __builtin_prefetch(from + i + kAhead + 8);
         for (int lane = 0; lane < 16; ++lane) sum[lane] += from[i + lane];
       }
       std::copy(sum, sum + 16, sums.begin() + thread * std::size_t{16});

@@ -81,7 +81,15 @@ def test_larger_grants_bring_them_back() -> None:
         demand.record(2, sessions=4)
     assert not demand.wants_hidden_states(beside=4)
     assert not demand.wants_hidden_states(beside=40), "nothing is known of so many but of fewer"
-    assert demand.wants_hidden_states(beside=2)
     for _ in range(32):
         demand.record(8, sessions=5)
     assert demand.wants_hidden_states(beside=4)
+
+
+def test_sessions_beside_others_get_them_once_rounds_have_told() -> None:
+    demand = Demand()
+    assert demand.wants_hidden_states(beside=0)
+    assert not demand.wants_hidden_states(beside=1)
+    for _ in range(20):
+        demand.record(8, sessions=2)  # rounds of the first one, beside one other
+    assert demand.wants_hidden_states(beside=1)

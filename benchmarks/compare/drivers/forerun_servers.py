@@ -14,6 +14,9 @@ from forerun.bench.streams import Wave, run_wave
 from forerun.cli.local import LocalOptions, local_servers
 from forerun.client import AsyncClient
 
+# The first streams decode while the prompts of the last ones are computed: so many tokens more.
+OVERLAP = 48
+
 
 class ForerunServers(Peer):
     """Both servers on Unix sockets, started for this comparison alone."""
@@ -35,11 +38,11 @@ class ForerunServers(Peer):
         self.versions = {"forerun": __version__}
 
     def decode(self, prompts: Prompts, steps: int) -> Timed:
-        wave = self._run(prompts, steps + 1)
+        wave = self._run(prompts, steps + 1 + OVERLAP)
         rate = wave.decode_tokens_per_s
         if rate is None:
             raise RuntimeError("the streams never decoded at the same time; take more steps")
-        answers = [list(stream.token_ids) for stream in wave.streams]
+        answers = [list(stream.token_ids[: steps + 1]) for stream in wave.streams]
         return len(prompts) * steps / rate, answers
 
     def prefill(self, prompt: list[int]) -> Timed:

@@ -31,9 +31,10 @@ class BlockShares {
       std::atomic<int>& taken = shares_[owner].taken[product % 2];
       share_blocks(g, n, owner, threads_);
       const int end = g.block_end, begin = g.block_begin;
-      for (int at; (at = begin + next(taken, end - begin, kernels.group)) < end;) {
+      const int part = part_of(end - begin, g, kernels);
+      for (int at; (at = begin + next(taken, end - begin, part)) < end;) {
         g.block_begin = at;
-        g.block_end = std::min(end, at + kernels.group);
+        g.block_end = std::min(end, at + part);
         kernels.gemm(g);
       }
     }
@@ -42,10 +43,20 @@ class BlockShares {
  private:
   static constexpr int kHelped = 3;  // threads that one helps: looking for work takes time too
 
+  static constexpr std::size_t kInCaches = 4 << 20;
+
   struct alignas(64) Share {
     std::atomic<int> taken[2] = {};  // blocks, of this product and of the next one
     unsigned products = 0;
   };
+
+  // Blocks to take at once. All rows are read anew for each part: where caches do not
+  // hold them, for a few parts of a share alone.
+  static int part_of(int blocks, const Gemm& g, const Kernels& kernels) {
+    const std::size_t bytes = g.rows * g.lda * kernels.act_bytes;
+    if (bytes <= kInCaches) return kernels.group;
+    return std::max(kernels.group, blocks / 4 / kernels.group * kernels.group);
+  }
 
   // The first block that nobody has taken, or `blocks` or more.
   static int next(std::atomic<int>& taken, int blocks, int count) {
