@@ -54,14 +54,23 @@ void sums(const Level& level, const Problem& p, int threads, Report& report) {
   g.c = alone.data();
   for (int i = 0; i < kProducts; ++i) level.kernels.gemm(g);
   g.c = shared.data();
-  ThreadPool pool(threads, {}, level.kernels.thread_begin, level.kernels.thread_end);
   BlockShares shares(threads);
-  pool.run([&](int thread) {
+  if (level.rounds_weights()) {
+    // An emulated processor's system gives tiles to the first thread alone, which takes
+    // the parts of all in turn.
     for (int i = 0; i < kProducts; ++i) {
-      shares.compute(thread, g, kOutputs, level.kernels);
-      pool.barrier();
+      for (int t = 0; t < threads; ++t)
+        shares.compute((i + t) % threads, g, kOutputs, level.kernels);
     }
-  });
+  } else {
+    ThreadPool pool(threads, {}, level.kernels.thread_begin, level.kernels.thread_end);
+    pool.run([&](int thread) {
+      for (int i = 0; i < kProducts; ++i) {
+        shares.compute(thread, g, kOutputs, level.kernels);
+        pool.barrier();
+      }
+    });
+  }
   report.check(same_bits(alone, shared),
                level.name + " product shared by " + std::to_string(threads) + ": not as alone");
 }
