@@ -18,9 +18,13 @@ TRIAL = 16
 
 class Demand:
     """What verify servers ask of sessions that have hidden states, by how many sessions there are.
-    For the event loop."""
+    For the event loop.
 
-    def __init__(self) -> None:
+    blind: whether sessions without them are drafted for as well.
+    """
+
+    def __init__(self, *, blind: bool = True) -> None:
+        self._first_share = 0.0 if blind else 1.0
         self._shares: dict[int, float] = {}
         self._refused = 0
 
@@ -40,9 +44,9 @@ class Demand:
 
     def _share(self, sessions: int) -> float:
         """Where nothing is known of so many, what is known of the next lower number: at first that
-        there is no time. A dozen sessions that all have them before any round told what they are
-        worth lose a fifth of their speed where both servers share two processors."""
+        n-grams will do, where there are any. A dozen sessions that all have hidden states before
+        any round told what they are worth lose a fifth of their speed on two shared processors."""
         for load in range(sessions.bit_length(), 1, -1):
             if load in self._shares:
                 return self._shares[load]
-        return 0.0
+        return self._first_share

@@ -95,7 +95,7 @@ class DraftingThread:
     def __init__(self, drafter: Drafter[Any], timeout_s: float) -> None:
         self.drafter = drafter
         self.timeout_s = timeout_s
-        self.demand = Demand()
+        self.demand = Demand(blind=drafter.info.blind)
         self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None

@@ -86,6 +86,14 @@ def test_larger_grants_bring_them_back() -> None:
     assert demand.wants_hidden_states(beside=4)
 
 
+def test_who_has_nothing_else_gets_them_until_rounds_have_told() -> None:
+    demand = Demand(blind=False)
+    assert demand.wants_hidden_states(beside=11)
+    for _ in range(1000):
+        demand.record(0, sessions=12)
+    assert not demand.wants_hidden_states(beside=11)
+
+
 def test_sessions_beside_others_get_them_once_rounds_have_told() -> None:
     demand = Demand()
     assert demand.wants_hidden_states(beside=0)
