@@ -35,14 +35,12 @@ def hold_until_ns(
     since_ns = free_ns if prompts else max(free_ns, min(s.ready_ns for s in ready))
     plain_rows = costs.plain_rows(len(session.committed) for session in decoding)
     step_ns = costs.lean_ns(plain_rows)
-    awaited = sorted(
-        (session.round_began_ns + session.answer_ns, session.round_began_ns, session.answer_ns)
-        for session in decoding
-        if session.ready_ns > now_ns
-    )
+    awaited = [session for session in decoding if session.ready_ns > now_ns]
+    awaited.sort(key=lambda session: session.round_began_ns + session.answer_ns)
     until_ns, coming = 0.0, 0
-    for expected_ns, began_ns, answer_ns in awaited:
-        late_ns = began_ns + LATE * answer_ns
+    for session in awaited:
+        expected_ns = session.round_began_ns + session.answer_ns
+        late_ns = session.round_began_ns + LATE * session.answer_ns
         if late_ns <= now_ns:
             continue
         coming += 1

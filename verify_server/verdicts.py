@@ -230,11 +230,8 @@ class Judge:
         elif session.tree is None or session.waited_ns > max(timing.verify_ns, self._patience_ns):
             session.pace.record_silence()
         elif self._config.adaptive:
-            untold = self._ledger.untold(
-                sessions=max(moment.decoding, 1), hidden_states=bool(session.taps)
-            )
             answer = session.waited_ns / max(timing.verify_ns, 1)
-            session.pace.record_nothing(answer, min(untold, 0.0))
+            session.pace.record_nothing(answer, min(self._untold(session, moment), 0.0))
         granted = self._begin_round(ruling, moment)
         output.verdicts.append(
             Verdict(
@@ -265,10 +262,14 @@ class Judge:
             sessions=sessions,
         )
         moment.told += worth
-        kind = bool(session.taps)
-        worth += self._ledger.untold(sessions=sessions, hidden_states=kind)
-        self._usual.record(worth, sessions=sessions, hidden_states=kind)
+        worth += self._untold(session, moment)
+        self._usual.record(worth, sessions=sessions, hidden_states=bool(session.taps))
         return worth
+
+    def _untold(self, session: Session, moment: _Moment) -> float:
+        return self._ledger.untold(
+            sessions=max(moment.decoding, 1), hidden_states=bool(session.taps)
+        )
 
     def _begin_round(self, ruling: _Ruling, moment: _Moment) -> Budget:
         session = ruling.session

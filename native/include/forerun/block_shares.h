@@ -42,8 +42,7 @@ class BlockShares {
 
  private:
   static constexpr int kHelped = 3;  // threads that one helps: looking for work takes time too
-
-  static constexpr std::size_t kInCaches = 4 << 20;
+  static constexpr std::size_t kInCaches = 4 << 20;  // bytes of rows, with room for weights
 
   struct alignas(64) Share {
     std::atomic<int> taken[2] = {};  // blocks, of this product and of the next one
