@@ -146,7 +146,7 @@ async def test_nothing_stays_behind(method: str) -> None:
         cancelled = running.verifier.metrics.value("finished_total", reason="cancelled")
         assert cancelled > CANCELS / 20, "they do not just run to their ends"
         assert running.draft.metrics.registry.get_sample_value("forerun_draft_sessions") == 0
-        assert running.draft.drafting.num_waiting == 0
+        await eventually(lambda: running.draft.drafting.num_waiting == 0, "no job is left")
         await not_at_all(running, rng, PROMPTS[1])
     await eventually(lambda: num_tasks() == tasks_before, "no task is left at the end")
     await eventually(lambda: num_files() == files_before, "no file is left open at the end")
