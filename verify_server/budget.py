@@ -5,8 +5,9 @@ fewer nodes, down to none (`verify_server.sizing` lowers the limit to what pays)
 whose drafts are not accepted decodes plainly and probes now and then with a tree of two nodes, less
 and less often, until a probe is accepted; one whose draft has nothing to propose is asked in every
 second, then every fourth step, until it has. Worth: a session whose rounds take more time than
-their tokens are worth (`verify_server.sizing.worth`) pauses likewise: drafting may cost what it
-likes elsewhere, but waiting for it is time. Where that is so for most sessions, none is asked.
+their tokens are worth (`verify_server.sizing.worth`) pauses likewise, and probes with whole trees:
+drafting may cost what it likes elsewhere, but waiting for it is time. Where that is so for most
+sessions, none is asked.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ WORTHWHILE_MEAN = 0.15
 # A new round's weight: seven rounds without an accepted node bring the mean from 1 below 0.15, and
 # one accepted probe brings it back above.
 ROUND_WEIGHT = 0.25
-# Three rows cost little more than one; one such step in 33 is lost in the noise, and what can be
-# drafted again is found within as many tokens.
+# For drafts that were not accepted. Three rows cost little more than one; one such step in 33 is
+# lost in the noise, and what can be drafted again is found within as many tokens.
 PROBE = Budget(nodes=2, depth=2)
 FIRST_PAUSE = 4
 LONGEST_PAUSE = 32
@@ -31,11 +32,13 @@ LONGEST_PAUSE = 32
 FIRST_SILENCE = 16
 LONGEST_SILENCE = 256
 
-# The worth of rounds is averaged over about as many as eight. Below 0 drafting costs time; a good
-# probe leads out of the lowest that it can fall to, and six bad rounds down from the highest.
-GAIN_WEIGHT = 1 / 8
+# The worth of rounds is averaged over about as many as 32: rounds of one session differ by more
+# tokens than they are worth in the mean, and a pause for nothing costs more than a late one. Below
+# 0 drafting costs time. A good probe or two lead out of the lowest that it can fall to, and about
+# twenty bad rounds down from where it begins.
+GAIN_WEIGHT = 1 / 32
 FIRST_GAIN = 0.5
-LEAST_GAIN, MOST_GAIN = -0.1, 1.0
+LEAST_GAIN, MOST_GAIN = -0.05, 1.0
 # A session alone finds out for itself.
 MANY_SESSIONS = 2
 # A round's weight in what rounds are usually worth, and how much of that a step forgets: only
@@ -97,7 +100,9 @@ class Pace:
         the number of the step that ended."""
         if self.paused_steps or step % self.period:
             return NONE
-        if self.pays:
+        if self.mean >= WORTHWHILE_MEAN:
+            # Where rounds take too long the probe is a whole one: most of the time goes by before
+            # the first node, and a smaller tree would look worse than what it stands for.
             return limit
         return Budget(min(limit.nodes, PROBE.nodes), min(limit.depth, PROBE.depth))
 

@@ -16,9 +16,6 @@ from verify_server.costs import StepCosts
 
 # Prompts may make a step so many times as long as one without them, unless a limit is set.
 STEP_FACTOR = 3.0
-# Who waits for drafts pays more than the wait: a draft server on the same cores slows steps down,
-# and a session whose tree is late misses a step of the others.
-WAIT_PRICE = 2.0
 # Prompts get so many rows of every step, whatever it costs: they must come to an end.
 LEAST_CHUNK = 8
 
@@ -70,7 +67,7 @@ def worth(
     plain_ns = costs.decode_ns(plain_rows)
     if plain_ns <= 0:
         return float(accepted)
-    took_ns = costs.decode_ns(plain_rows + rows) - plain_ns + WAIT_PRICE * waited_ns
+    took_ns = costs.decode_ns(plain_rows + rows) - plain_ns + waited_ns
     return accepted - sessions * took_ns / plain_ns
 
 
