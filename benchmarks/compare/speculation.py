@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.compare.cases import TEXTS
 from benchmarks.compare.export import export
+from benchmarks.compare.peer_head import export_head
 from benchmarks.compare.peers import PEERS, PeerFailed
 from benchmarks.compare.process import PeerProcess, start
 from benchmarks.compare.results import OUTPUT
@@ -51,6 +52,8 @@ def main() -> int:
     cache = cache_directory() / "compare"
     models = cache / "model"
     export(models)
+    head = cache / "head"
+    export_head(args.head, head)
     prompts = _prompts()
     peers = dict.fromkeys(peer for peer, _ in DRAFTED)
     variants = [Variant(peer, "none") for peer in peers] + [Variant(*each) for each in DRAFTED]
@@ -60,7 +63,7 @@ def main() -> int:
         for variant in variants:
             spec = specs[variant.peer]
             try:
-                process = start(spec, cache, models, args.threads, variant.draft, args.head)
+                process = start(spec, cache, models, args.threads, variant.draft, head)
             except PeerFailed as error:
                 _fail(variant, error)
                 continue
