@@ -12,8 +12,9 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from benchmarks.compare import llama_server
 from benchmarks.compare.cases import TEXTS
-from benchmarks.compare.export import export
+from benchmarks.compare.export import FOLDER, export
 from benchmarks.compare.peer_head import export_head
 from benchmarks.compare.peers import PEERS, PeerFailed
 from benchmarks.compare.process import PeerProcess, start
@@ -34,11 +35,9 @@ DRAFTED = (
     ("forerun, both servers", "eagle3"),
     ("forerun, both servers", "ngram+eagle3"),
     ("vLLM", "eagle3"),
+    # Its package for Python cannot draft with a head.
+    (llama_server.PEER.name, "eagle3"),
 )
-UNMEASURED = {
-    "llama.cpp": "its package for Python has no drafting by a head; its own server would have to "
-    "be built from source"
-}
 
 
 def main() -> int:
@@ -57,12 +56,14 @@ def main() -> int:
     prompts = _prompts()
     peers = dict.fromkeys(peer for peer, _ in DRAFTED)
     variants = [Variant(peer, "none") for peer in peers] + [Variant(*each) for each in DRAFTED]
-    specs = {spec.name: spec for spec in PEERS}
+    specs = {spec.name: spec for spec in (*PEERS, llama_server.PEER)}
     with ExitStack() as stack:
         running: list[tuple[Variant, PeerProcess]] = []
         for variant in variants:
             spec = specs[variant.peer]
             try:
+                if spec is llama_server.PEER:
+                    llama_server.prepare(cache, head, models / FOLDER)
                 process = start(spec, cache, models, args.threads, variant.draft, head)
             except PeerFailed as error:
                 _fail(variant, error)
@@ -82,7 +83,7 @@ def main() -> int:
         "prompts": PROMPTS,
         "max_tokens": MAX_TOKENS,
     }
-    write(variants, args.output, settings, UNMEASURED)
+    write(variants, args.output, settings)
     return 0
 
 

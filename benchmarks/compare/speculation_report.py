@@ -61,10 +61,8 @@ def write(
     variants: Sequence[Variant],
     folder: Path,
     settings: Mapping[str, Any],
-    unmeasured: Mapping[str, str],
 ) -> None:
-    """Writes speculation-ISA.json and .md into `folder`. settings: of the run, for the report;
-    unmeasured: peers that were not run, and why."""
+    """Writes speculation-ISA.json and .md into `folder`. settings: of the run, for the report."""
     plain = {variant.peer: variant for variant in variants if variant.draft == "none"}
     rows = [
         row(variant, plain[variant.peer], streams)
@@ -79,7 +77,6 @@ def write(
         "isa": isa,
         **settings,
         "rows": rows,
-        "unmeasured": dict(unmeasured),
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"speculation-{isa}.json"
@@ -95,7 +92,7 @@ def _page(report: dict[str, Any]) -> str:
         f"{report['machine']}, {report['threads']} threads, {report['date']}. "
         f"{report['prompts']} questions of Spec-Bench, {report['max_tokens']} tokens of each "
         f"answer, medians of {report['rounds']} rounds in turns; prompts are part of the time. "
-        "vLLM drafts chains of 4. Each engine is held against its own plain decoding.",
+        "vLLM and llama.cpp draft chains of 4. Each engine is held against its own plain decoding.",
         "",
         "| | drafts | streams | plain tokens/s | drafted | ratio | accepted a round | same |",
         "|---|---|---|---|---|---|---|---|",
@@ -113,5 +110,4 @@ def _page(report: dict[str, Any]) -> str:
                 f"{found['same_answers']} of {found['answers']}",
             )
         lines.append(f"| {' | '.join(map(str, (*told, *figures)))} |")
-    lines += ["", *(f"- {peer}: {reason}." for peer, reason in report["unmeasured"].items())]
     return "\n".join(lines) + "\n"
