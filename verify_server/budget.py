@@ -5,9 +5,9 @@ fewer nodes, down to none (`verify_server.sizing` lowers the limit to what pays)
 whose drafts are not accepted decodes plainly and probes now and then with a tree of two nodes, less
 and less often, until a probe is accepted; one whose draft has nothing to propose is asked in every
 second, then every fourth step, until it has. Worth: a session whose rounds take more time than
-their tokens are worth (`verify_server.sizing.worth`) pauses likewise, and probes with whole trees:
-drafting may cost what it likes elsewhere, but waiting for it is time. Where that is so for most
-sessions, none is asked.
+their tokens are worth (`verify_server.sizing.worth`) pauses likewise: drafting
+may cost what it likes elsewhere, but waiting for it is time. Where that is so for most sessions,
+none is asked.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ LONGEST_PAUSE = 32
 FIRST_SILENCE = 16
 LONGEST_SILENCE = 256
 
-# The worth of rounds is averaged over about as many as 32: rounds of one session differ by more
-# tokens than they are worth in the mean, and a pause for nothing costs more than a late one. Below
-# 0 drafting costs time. A good probe or two lead out of the lowest that it can fall to, and about
-# twenty bad rounds down from where it begins.
-GAIN_WEIGHT = 1 / 32
+# The worth of rounds is averaged over about as many as eight. Below 0 drafting costs time; a good
+# probe leads out of the lowest that it can fall to, and six bad rounds down from the highest.
+GAIN_WEIGHT = 1 / 8
+# Over more for a session alone: rounds of one session differ by more tokens than they are worth in
+# the mean, and where nobody else is held up a pause for nothing costs more than a late one.
+GAIN_WEIGHT_ALONE = 1 / 32
 FIRST_GAIN = 0.5
 LEAST_GAIN, MOST_GAIN = -0.05, 1.0
 # A session alone finds out for itself.
@@ -95,14 +96,15 @@ class Pace:
     accepted: float = FIRST_RATE * FIRST_TRIES
     tries: float = FIRST_TRIES
 
-    def limit(self, limit: Budget, step: int) -> Budget:
+    def limit(self, limit: Budget, step: int, *, sessions: int = 1) -> Budget:
         """The most that the next round is granted, where the server grants `limit` at most. step:
-        the number of the step that ended."""
+        the number of the step that ended; sessions: that decode."""
         if self.paused_steps or step % self.period:
             return NONE
-        if self.mean >= WORTHWHILE_MEAN:
-            # Where rounds take too long the probe is a whole one: most of the time goes by before
-            # the first node, and a smaller tree would look worse than what it stands for.
+        if self.pays or (sessions < MANY_SESSIONS and self.mean >= WORTHWHILE_MEAN):
+            # Where rounds take too long a probe should be a whole one: most of the time goes by
+            # before the first node, and a smaller tree looks worse than what it stands for. Beside
+            # others its nodes would cost too much.
             return limit
         return Budget(min(limit.nodes, PROBE.nodes), min(limit.depth, PROBE.depth))
 
@@ -117,13 +119,20 @@ class Pace:
         return self.accepted / self.tries
 
     def record_round(
-        self, accepted: int, depth: int, worth: float = FIRST_GAIN, *, pausing: bool = True
+        self,
+        accepted: int,
+        depth: int,
+        worth: float = FIRST_GAIN,
+        *,
+        sessions: int = 1,
+        pausing: bool = True,
     ) -> None:
-        """Counts a round whose tree, of that depth, was verified. worth: see `sizing.worth`.
-        pausing: whether the session is to pause where it does not pay; otherwise a round alone
-        ends a pause."""
+        """Counts a round whose tree, of that depth, was verified beside so many sessions. worth:
+        see `sizing.worth`. pausing: whether the session is to pause where it does not pay;
+        otherwise a round alone ends a pause."""
         self.period = 1
-        gain = self.gain + GAIN_WEIGHT * (worth - self.gain)
+        weight = GAIN_WEIGHT if sessions >= MANY_SESSIONS else GAIN_WEIGHT_ALONE
+        gain = self.gain + weight * (worth - self.gain)
         self.gain = min(max(gain, LEAST_GAIN), MOST_GAIN)
         self.accepted = ROUND_KEPT * self.accepted + accepted
         self.tries = ROUND_KEPT * self.tries + min(accepted + 1, depth)

@@ -16,6 +16,9 @@ from verify_server.costs import StepCosts
 
 # Prompts may make a step so many times as long as one without them, unless a limit is set.
 STEP_FACTOR = 3.0
+# Who waits for drafts beside others pays more than the wait: a session whose tree is late misses a
+# step of theirs, and a draft server on the same cores slows their steps down.
+WAIT_PRICE = 2.0
 # Prompts get so many rows of every step, whatever it costs: they must come to an end.
 LEAST_CHUNK = 8
 
@@ -67,7 +70,8 @@ def worth(
     plain_ns = costs.decode_ns(plain_rows)
     if plain_ns <= 0:
         return float(accepted)
-    took_ns = costs.decode_ns(plain_rows + rows) - plain_ns + waited_ns
+    price = WAIT_PRICE if sessions > 1 else 1.0
+    took_ns = costs.decode_ns(plain_rows + rows) - plain_ns + price * waited_ns
     return accepted - sessions * took_ns / plain_ns
 
 

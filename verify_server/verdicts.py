@@ -226,7 +226,13 @@ class Judge:
         elif not plain:
             worth = self._worth(session, tree, accepted, moment)
             adaptive = self._config.adaptive
-            session.pace.record_round(accepted, tree.max_depth, worth, pausing=adaptive)
+            session.pace.record_round(
+                accepted,
+                tree.max_depth,
+                worth,
+                sessions=max(moment.decoding, 1),
+                pausing=adaptive,
+            )
         elif session.tree is None or session.waited_ns > max(timing.verify_ns, self._patience_ns):
             session.pace.record_silence()
         elif self._config.adaptive:
@@ -305,7 +311,7 @@ class Judge:
             )
             most = Budget(nodes, most.depth)
         return budget.grant(
-            session.pace.limit(most, moment.number),
+            session.pace.limit(most, moment.number, sessions=max(moment.decoding, 1)),
             row_budget=self._config.row_budget,
             sessions=moment.decoding,
             remaining=session.rule.remaining(session.emitted, len(session.committed)),

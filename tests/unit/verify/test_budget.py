@@ -80,20 +80,30 @@ def test_rejected_drafts_pause_within_eight_rounds_and_probe_ever_less() -> None
     assert pauses[-1] == LONGEST_PAUSE
 
 
-def test_rounds_that_take_more_time_than_they_are_worth_pause_though_much_is_accepted() -> None:
+@pytest.mark.parametrize(
+    ("sessions", "least", "most", "probe"), [(1, 10, 20, LIMIT), (4, 2, 6, PROBE)]
+)
+def test_rounds_that_take_more_time_than_they_are_worth_pause_though_much_is_accepted(
+    sessions: int, least: int, most: int, probe: Budget
+) -> None:
+    """Sooner beside others, and with smaller probes: there a round costs them as well."""
     pace = Pace()
+
+    def granted() -> Budget:
+        return pace.limit(LIMIT, 0, sessions=sessions)
+
     rounds = 0
-    while pace.limit(LIMIT, 0) == LIMIT:
-        pace.record_round(2, 4, worth=-0.7)
+    while granted() == LIMIT and pace.pays:
+        pace.record_round(2, 4, worth=-0.7, sessions=sessions)
         rounds += 1
-    assert 10 <= rounds <= 20
+    assert least <= rounds <= most
     for _ in range(20):
         assert pause(pace) > 0
-        assert pace.limit(LIMIT, 0) == LIMIT, "a whole tree tells what whole trees are worth"
-        pace.record_round(1, 4, worth=-0.7)
+        assert granted() == probe
+        pace.record_round(1, 4, worth=-0.7, sessions=sessions)
     pause(pace)
-    pace.record_round(4, 4, worth=1.7)
-    assert pause(pace) == 0, "a very good probe leads back"
+    pace.record_round(4, 4, worth=1.7, sessions=sessions)
+    assert granted() == LIMIT, "a very good probe leads back"
 
 
 def test_rounds_that_vary_but_pay_hardly_ever_pause() -> None:

@@ -13,6 +13,7 @@ from tests.fixtures.scripted_target import ScriptedTarget, hash_next
 from verify_server.costs import StepCosts
 from verify_server.sizing import (
     LEAST_CHUNK,
+    WAIT_PRICE,
     cut_trees,
     decoding_limit_ns,
     paying_nodes,
@@ -134,6 +135,10 @@ def test_a_round_is_worth_what_plain_decoding_would_not_have_given_meanwhile() -
     costs = affine(16, 1)
     # Three sessions get a token each in 19: a node takes 1, waiting took 5.
     assert worth(costs, accepted=2, rows=3, waited_ns=5, plain_rows=3, sessions=3) == pytest.approx(
-        2 - 3 * (3 + 5) / 19
+        2 - 3 * (3 + WAIT_PRICE * 5) / 19
+    )
+    # One alone holds nobody else up.
+    assert worth(costs, accepted=2, rows=1, waited_ns=5, plain_rows=1, sessions=1) == pytest.approx(
+        2 - (1 + 5) / 17
     )
     assert worth(costs, accepted=0, rows=0, waited_ns=0, plain_rows=3, sessions=3) == 0
