@@ -16,6 +16,8 @@ from verify_server.costs import StepCosts
 
 # Prompts may make a step so many times as long as one without them, unless a limit is set.
 STEP_FACTOR = 3.0
+# Asking takes time that nodes do not tell of: less than this, in tokens a round, is not asked for.
+LEAST_WORTH = 0.1
 # Who waits for drafts beside others pays more than the wait: a session whose tree is late misses a
 # step of theirs, and a draft server on the same cores slows their steps down.
 WAIT_PRICE = 2.0
@@ -37,19 +39,21 @@ def prompt_limit_ns(costs: StepCosts, step_ms: float, plain_rows: float) -> floa
 def paying_nodes(
     costs: StepCosts, *, rate: float, plain_rows: float, most: int, limit: float
 ) -> int:
-    """How many nodes of a chain pay where every decoding session has as many, at most `most`.
+    """How many nodes of a chain pay where every decoding session has as many, at most `most`, and
+    none where all of them together hardly do.
 
     rate: the chance that a node is accepted if its parent is; limit: see `decoding_limit_ns`.
     """
     tokens = chance = 1.0
-    for nodes in range(most):
+    nodes, plain = 0, costs.decode_ns(plain_rows)
+    before = plain
+    while nodes < most:
         chance *= rate
-        before = costs.decode_ns(plain_rows * (nodes + 1))
         after = costs.decode_ns(plain_rows * (nodes + 2))
         if after > limit or not _pays(chance, tokens, before, after):
-            return nodes
-        tokens += chance
-    return most
+            break
+        tokens, nodes, before = tokens + chance, nodes + 1, after
+    return nodes if tokens * plain >= before + LEAST_WORTH * plain else 0
 
 
 def worth(

@@ -49,8 +49,9 @@ class _Ruling:
 @dataclass(slots=True)
 class _Moment:
     """What all rulings of one step share: its number, beginning and end, how long the engine had
-    stood idle for each of its drafts, how many sessions decode next and what their roots weigh, and
-    what is counted of all of them; told: what its rounds seem to be worth, in tokens."""
+    stood idle for each of its drafts, how many sessions decode next and what their roots weigh, how
+    many share the engine, prompts that are under way included, and what is counted of all of them;
+    told: what its rounds seem to be worth, in tokens."""
 
     number: int
     began_ns: int
@@ -58,6 +59,7 @@ class _Moment:
     idle_ns: float
     decoding: int
     plain_rows: float
+    sharing: int
     counts: SessionStats
     told: float = 0.0
 
@@ -144,6 +146,7 @@ class Judge:
             idle_ns / max(drafted, 1),
             len(decoding),
             plain_rows,
+            max(sum(session.key not in over for session in self._residency.residents), 1),
             SessionStats(),
         )
         for ruling in rulings:
@@ -230,7 +233,7 @@ class Judge:
                 accepted,
                 tree.max_depth,
                 worth,
-                sessions=max(moment.decoding, 1),
+                sessions=moment.sharing,
                 pausing=adaptive,
             )
         elif session.tree is None or session.waited_ns > max(timing.verify_ns, self._patience_ns):
@@ -269,7 +272,7 @@ class Judge:
         )
         moment.told += worth
         worth += self._untold(session, moment)
-        self._usual.record(worth, sessions=sessions, hidden_states=bool(session.taps))
+        self._usual.record(worth, sessions=moment.sharing, hidden_states=bool(session.taps))
         return worth
 
     def _untold(self, session: Session, moment: _Moment) -> float:
@@ -290,9 +293,8 @@ class Judge:
 
     def _asks(self, session: Session, moment: _Moment) -> bool:
         """Whether sessions like this one are asked for trees at this moment."""
-        sessions = max(moment.decoding, 1)
-        return not self._ledger.wants_plain(moment.number, sessions) and self._usual.pays(
-            sessions=sessions, hidden_states=bool(session.taps)
+        return not self._ledger.wants_plain(moment.number, moment.decoding) and self._usual.pays(
+            sessions=moment.sharing, hidden_states=bool(session.taps)
         )
 
     def _grant(self, session: Session, moment: _Moment) -> Budget:
@@ -311,9 +313,9 @@ class Judge:
             )
             most = Budget(nodes, most.depth)
         return budget.grant(
-            session.pace.limit(most, moment.number, sessions=max(moment.decoding, 1)),
+            session.pace.limit(most, moment.number, sessions=moment.sharing),
             row_budget=self._config.row_budget,
-            sessions=moment.decoding,
+            sessions=moment.sharing,
             remaining=session.rule.remaining(session.emitted, len(session.committed)),
             room=session.room,
         )

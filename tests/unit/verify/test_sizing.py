@@ -13,6 +13,7 @@ from tests.fixtures.scripted_target import ScriptedTarget, hash_next
 from verify_server.costs import StepCosts
 from verify_server.sizing import (
     LEAST_CHUNK,
+    LEAST_WORTH,
     WAIT_PRICE,
     cut_trees,
     decoding_limit_ns,
@@ -33,9 +34,11 @@ def affine(constant: float, row: float) -> StepCosts:
 
 
 def best_nodes(costs: StepCosts, rate: float, sessions: int, most: int) -> int:
-    """The number with the most tokens a second, found by trying all."""
+    """The number with the most tokens a second, found by trying all; 0 where that hardly pays."""
     tokens = list(accumulate(rate**k for k in range(most + 1)))
-    return max(range(most + 1), key=lambda n: tokens[n] / costs.ns(sessions * (n + 1)))
+    steps = [costs.ns(sessions * (n + 1)) for n in range(most + 1)]
+    best = max(range(most + 1), key=lambda n: tokens[n] / steps[n])
+    return best if tokens[best] * steps[0] >= steps[best] + LEAST_WORTH * steps[0] else 0
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.3, 0.6, 0.9])

@@ -161,6 +161,21 @@ def test_budgets_fall_with_load_and_come_back() -> None:
     assert not stepping.seen[1].ended
 
 
+def test_prompts_that_are_under_way_take_their_share_of_the_row_budget() -> None:
+    stepping, _ = timed(affine)
+    decode(stepping, 1, tokens=3000, drafting=True)
+    advance(stepping, 8)
+    alone = stepping.seen[1].budget.nodes
+    for number in range(2, 20):
+        stepping.open(number, [number] * 900, 5)
+    granted = []
+    for _ in range(4):
+        advance(stepping, 1)
+        granted.append(stepping.seen[1].budget.nodes)
+    assert alone >= 3 and granted[-1] == 0, "they hold up nineteen who ask for one"
+    assert not any(stepping.seen[number].opened for number in range(2, 20))
+
+
 @pytest.mark.parametrize("right", [0, 1, 4])
 def test_drafts_never_take_longer_than_plain_decoding_by_more_than_a_trial(right: int) -> None:
     """Time of the whole job, with drafts that are right for `right` tokens and wrong after them."""
