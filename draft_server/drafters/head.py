@@ -26,16 +26,23 @@ if TYPE_CHECKING:
 
 # Rows of a session that are worth a pass of their own while no session waits for a tree.
 _WARM_ROWS = 64
+# The same of one that was never asked for a tree, beside others: it may never be, and until then
+# the time is better spent on their prompts. Its hidden states must not pile up, though: they take
+# more room than their KV.
+_UNASKED_ROWS = 512
+_FEW_SESSIONS = 2
 
 
 @dataclass(slots=True)
 class HeadState(DraftState):
     """sequence: the KV of this session. waiting: hidden states that have come and are not cached
-    yet, blocks of [rows, feature_size] in order. known: positions whose hidden states came."""
+    yet, blocks of [rows, feature_size] in order. known: positions whose hidden states came. asked:
+    whether a tree was ever wanted."""
 
     sequence: KvSequence | None = None
     waiting: list[NDArray[np.uint16]] = field(default_factory=list)
     known: int = 0
+    asked: bool = False
 
     @property
     def cached(self) -> int:
@@ -101,6 +108,7 @@ class HeadDrafter:
         # Those that miss the least first: they leave room for others.
         for state, budget in sorted(batch, key=lambda entry: entry[0].ready):
             state.fallback = ""
+            state.asked = state.asked or budget.nodes > 0
             count = min(state.ready, room, self._context_left(state))
             nodes, depth = self._limits(state, budget, count)
             if count < 1 or not self._reserve(state, count + nodes):
@@ -119,7 +127,9 @@ class HeadDrafter:
     def warm(self) -> bool:
         for state in self._states.values():
             count = min(state.ready, self._head.info.max_rows, self._context_left(state))
-            if count >= _WARM_ROWS and self._reserve(state, count):
+            soon = state.asked or len(self._states) <= _FEW_SESSIONS
+            least = _WARM_ROWS if soon else min(_UNASKED_ROWS, self._head.info.max_rows)
+            if count >= least and self._reserve(state, count):
                 self._head.draft([self._rows(state, count, 0, 0)], 0.0, math.inf)
                 return True
         return False

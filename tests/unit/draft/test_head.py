@@ -77,6 +77,27 @@ def test_a_prompt_is_cached_ahead_as_its_hidden_states_come(head: DraftHead) -> 
     assert tree.num_nodes == BUDGET.nodes
 
 
+def test_beside_others_a_prompt_is_cached_once_a_tree_is_wanted(head: DraftHead) -> None:
+    drafter = HeadDrafter("eagle3", head, 0.0)
+    prompt = [7 * i % 256 for i in range(120)]
+    states = [opened(drafter, prompt) for _ in range(3)]
+    assert not drafter.warm()
+    (tree,) = drafter.draft([(states[0], BUDGET)])
+    assert [state.cached for state in states] == [119, 0, 0] and tree.num_nodes == BUDGET.nodes
+    drafter.feed(states[0], 119, hidden_states(119, 70))
+    drafter.advance(states[0], list(range(70)))
+    assert drafter.warm() and states[0].cached == 189, "it was asked before"
+    drafter.close(states[2])
+    assert drafter.warm() and states[1].cached == 119, "two are few"
+
+
+def test_hidden_states_do_not_pile_up_beside_others(head: DraftHead) -> None:
+    drafter = HeadDrafter("eagle3", head, 0.0)
+    states = [drafter.open([7 * i % 256 for i in range(900)]) for _ in range(3)]
+    drafter.feed(states[0], 0, hidden_states(0, 600))
+    assert drafter.warm() and states[0].cached > 0
+
+
 def test_without_hidden_states_it_proposes_nothing(head: DraftHead) -> None:
     drafter = HeadDrafter("eagle3", head, 0.02)
     state = drafter.open(PROMPT)
