@@ -5,9 +5,8 @@ fewer nodes, down to none (`verify_server.sizing` lowers the limit to what pays)
 whose drafts are not accepted decodes plainly and probes now and then with a tree of two nodes, less
 and less often, until a probe is accepted; one whose draft has nothing to propose is asked in every
 second, then every fourth step, until it has. Worth: a session whose rounds take more time than
-their tokens are worth (`verify_server.sizing.worth`) pauses likewise: drafting
-may cost what it likes elsewhere, but waiting for it is time. Where that is so for most sessions,
-none is asked.
+their tokens are worth (`verify_server.sizing.worth`) pauses likewise: drafting may cost what it
+likes elsewhere, but waiting for it is time. Where that is so for most sessions, none is asked.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class Pace:
 
     def limit(self, limit: Budget, step: int, *, sessions: int = 1) -> Budget:
         """The most that the next round is granted, where the server grants `limit` at most. step:
-        the number of the step that ended; sessions: that decode."""
+        the number of the step that ended; sessions: that share the engine, this one included."""
         if self.paused_steps or step % self.period:
             return NONE
         if self.pays or (sessions < MANY_SESSIONS and self.mean >= WORTHWHILE_MEAN):
@@ -127,8 +126,8 @@ class Pace:
         sessions: int = 1,
         pausing: bool = True,
     ) -> None:
-        """Counts a round whose tree, of that depth, was verified beside so many sessions. worth:
-        see `sizing.worth`. pausing: whether the session is to pause where it does not pay;
+        """Counts a round whose tree, of that depth, was verified. worth: see `sizing.worth`;
+        sessions: see `limit`; pausing: whether the session is to pause where it does not pay,
         otherwise a round alone ends a pause."""
         self.period = 1
         weight = GAIN_WEIGHT if sessions >= MANY_SESSIONS else GAIN_WEIGHT_ALONE
