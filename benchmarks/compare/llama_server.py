@@ -32,17 +32,12 @@ CMAKE = {
 }
 
 
-def prepare(cache: Path, head: Path, target: Path) -> None:
-    """Builds llama-server, unless that was done, and writes the head as GGUF in bfloat16.
-
-    head: an EAGLE-3 head as it is published; target: the folder of the model that it drafts for,
-    whose tokenizer it gets. Raises PeerFailed.
-    """
+def prepare(cache: Path) -> None:
+    """Builds llama-server, unless that was done. Raises PeerFailed."""
     folder, log = cache / "llama_server", cache / "llama_server.log"
     if not (folder / "bin" / "llama-server").is_file():
         print(f"building llama-server in {folder}; see {log}", file=sys.stderr, flush=True)
         _build(folder, _sources(folder, log), log)
-    _convert(cache, head, target, log)
 
 
 def _build(folder: Path, sources: Path, log: Path) -> None:
@@ -55,8 +50,10 @@ def _build(folder: Path, sources: Path, log: Path) -> None:
     (build / "bin" / "llama-server").rename(folder / "bin" / "llama-server")
 
 
-def _convert(cache: Path, head: Path, target: Path, log: Path) -> None:
-    folder = cache / "llama_server"
+def convert(cache: Path, head: Path, target: Path) -> None:
+    """Writes an EAGLE-3 head, as it is published, as GGUF in bfloat16. target: the folder of the
+    model that it drafts for, whose tokenizer it gets. Raises PeerFailed."""
+    folder, log = cache / "llama_server", cache / "llama_server.log"
     packages = folder / "packages"
     python = environment("transformers", cache)
     if not packages.is_dir():

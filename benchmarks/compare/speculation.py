@@ -63,7 +63,9 @@ def main() -> int:
             spec = specs[variant.peer]
             try:
                 if spec is llama_server.PEER:
-                    llama_server.prepare(cache, head, models / FOLDER)
+                    llama_server.prepare(cache)
+                    if variant.draft != "none":
+                        llama_server.convert(cache, head, models / FOLDER)
                 process = start(spec, cache, models, args.threads, variant.draft, head)
             except PeerFailed as error:
                 _fail(variant, error)
