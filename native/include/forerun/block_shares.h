@@ -32,9 +32,9 @@ class BlockShares {
       share_blocks(g, n, owner, threads_);
       const int end = g.block_end, begin = g.block_begin;
       const int part = part_of(end - begin, g, kernels);
-      for (int at; (at = begin + next(taken, end - begin, part)) < end;) {
-        g.block_begin = at;
-        g.block_end = std::min(end, at + part);
+      for (Part next; (next = take(taken, end - begin, part)).first < end - begin;) {
+        g.block_begin = begin + next.first;
+        g.block_end = std::min(end, g.block_begin + next.count);
         kernels.gemm(g);
       }
     }
@@ -43,6 +43,10 @@ class BlockShares {
  private:
   static constexpr int kHelped = 3;  // threads that one helps: looking for work takes time too
   static constexpr std::size_t kInCaches = 4 << 20;  // bytes of rows, with room for weights
+
+  struct Part {
+    int first, count;
+  };
 
   struct alignas(64) Share {
     std::atomic<int> taken[2] = {};  // blocks, of this product and of the next one
@@ -57,10 +61,13 @@ class BlockShares {
     return std::max(kernels.group, blocks / 4 / kernels.group * kernels.group);
   }
 
-  // The first block that nobody has taken, or `blocks` or more.
-  static int next(std::atomic<int>& taken, int blocks, int count) {
+  // Takes the next `count` blocks; of the last ones a third, so that threads are done at nearly
+  // the same time. Starts at `blocks` or behind where nothing is left.
+  static Part take(std::atomic<int>& taken, int blocks, int count) {
     const int seen = taken.load(std::memory_order_relaxed);
-    return seen < blocks ? taken.fetch_add(count, std::memory_order_relaxed) : seen;
+    if (seen >= blocks) return {seen, 0};
+    if (blocks - seen <= count) count = std::max(2, count / 3 / 2 * 2);  // gate and up are a pair
+    return {taken.fetch_add(count, std::memory_order_relaxed), count};
   }
 
   const int threads_;
