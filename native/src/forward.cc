@@ -151,18 +151,24 @@ void Engine::norm(int thread, const std::vector<float>& weight, bool predicted_r
 void Engine::rotate_and_store(int thread, int layer) {
   const ModelConfig& m = model_->config();
   const LayerWeights& w = model_->layer(layer);
-  const int d = m.head_dim, heads = m.heads + m.kv_heads, items = rows() * heads;
-  for (int item = items * thread / pool_.size(); item < items * (thread + 1) / pool_.size();
-       ++item) {
-    const int row = item / heads, head = item % heads;
-    float* qkv = qkv_.as<float>() + static_cast<std::size_t>(row) * m.qkv_size();
-    float* x = qkv + static_cast<std::size_t>(head) * d;
+  const int d = m.head_dim;
+  const auto rotate = [&](int head, int row) {
+    float* x = qkv_.as<float>() + static_cast<std::size_t>(row) * m.qkv_size() + head * d;
     const bool key = head >= m.heads;
     if (m.qk_norm) kernels_.rms_norm(x, (key ? w.k_norm : w.q_norm).data(), d, m.rms_norm_eps, x);
     const std::size_t rotation = static_cast<std::size_t>(rows_[row].position) * (d / 2);
     kernels_.rope(x, cos_.data() + rotation, sin_.data() + rotation, d);
     if (key) cache_.write(layer, slots_[row], head - m.heads, x, x + m.kv_size());
-  }
+  };
+  // Each thread takes as many keys as the others, since they are written as well. Head by head:
+  // tokens of a unit share cache lines, and a thread mostly finds outputs of its own.
+  const auto share = [&](int first_head, int heads) {
+    const int items = rows() * heads, end = items * (thread + 1) / pool_.size();
+    for (int item = items * thread / pool_.size(); item < end; ++item)
+      rotate(first_head + item / rows(), item % rows());
+  };
+  share(0, m.heads);
+  share(m.heads, m.kv_heads);
 }
 
 void Engine::tap(int thread, int index, const float* x, ForwardOut& out) const {
