@@ -101,12 +101,13 @@ void Attention::score(const AttentionSequence& seq, int layer, int head, int fro
                       int last, const float* q, int rows, float* out, std::size_t ld_out,
                       Scratch& scratch) const {
   const int d = cache_.geometry().head_dim;
-  Panel panel{q, static_cast<std::size_t>(d), rows, scratch.units.data(), 0, d, out, ld_out};
+  Panel panel{q, static_cast<std::size_t>(d), rows, scratch.units.data(), 0, d, out, ld_out, 0};
   if (cache_.aligned()) {
     for (int u = from_unit; u < to_unit; ++u) {
       scratch.units[panel.num_blocks++] =
           cache_.keys(layer, cache_.slot(seq.pages, u * kLanes) / kLanes, head);
     }
+    panel.to_next = cache_.to_values();
     kernels_.panel(panel);
     return;
   }
@@ -142,7 +143,6 @@ void Attention::run(const Task& task, int layer, Scratch& scratch, const float* 
   const AttentionSequence& seq = (*sequences_)[tile.sequence];
   const std::vector<AttentionRow>& all = *rows_;
   const int d = cache_.geometry().head_dim, start = task.range * kRange, end = start + kRange;
-  const bool bf16 = cache_.geometry().bf16;
 
   // The rows that see a part of this range, and how far they see.
   int count = 0, nearest = end, farthest = start;
@@ -158,12 +158,7 @@ void Attention::run(const Task& task, int layer, Scratch& scratch, const float* 
   for (int i = 0; i < count; ++i) {
     const float* from =
         q + scratch.rows[i] * ldq + static_cast<std::size_t>(task.head) * group_ * d;
-    float* to = scratch.q.data() + static_cast<std::size_t>(i) * group_ * d;
-    if (bf16) {
-      std::transform(from, from + group_ * d, to, round_to_bf16);
-    } else {
-      std::copy(from, from + group_ * d, to);
-    }
+    kernels_.to_kv(from, group_ * d, scratch.q.data() + static_cast<std::size_t>(i) * group_ * d);
   }
 
   // Scores: storage index and position agree in the prefix, and in a chain everywhere.

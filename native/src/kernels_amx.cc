@@ -48,13 +48,35 @@ void tile_gemm(const Gemm& g) {
 
 const Kernels* kernels_amx(bool bf16) {
   using namespace amx;
-  static const Kernels with_bf16 = {
-      "amx",    2,    kPassRows,       tile_gemm,    tile_panel, tile_value_rows, softmax,
-      rms_norm, rope, to_act<Bf16Act>, thread_begin, thread_end, kGroup,          kTileSteps};
-  static const Kernels with_f32 = {
-      "amx",   4,        0,    gemm<FloatAct<false>>,   panel<F32Block>, value_rows<F32Block>,
-      softmax, rms_norm, rope, to_act<FloatAct<false>>, nothing,         nothing,
-      kGroup};
+  static const Kernels with_bf16 = {"amx",
+                                    2,
+                                    kPassRows,
+                                    tile_gemm,
+                                    tile_panel,
+                                    tile_value_rows,
+                                    softmax,
+                                    rms_norm,
+                                    rope,
+                                    to_act<Bf16Act>,
+                                    to_act<FloatAct<true>>,
+                                    thread_begin,
+                                    thread_end,
+                                    kGroup,
+                                    kTileSteps};
+  static const Kernels with_f32 = {"amx",
+                                   4,
+                                   0,
+                                   gemm<FloatAct<false>>,
+                                   panel<F32Block>,
+                                   value_rows<F32Block>,
+                                   softmax,
+                                   rms_norm,
+                                   rope,
+                                   to_act<FloatAct<false>>,
+                                   to_act<FloatAct<false>>,
+                                   nothing,
+                                   nothing,
+                                   kGroup};
   return bf16 ? &with_bf16 : &with_f32;
 }
 

@@ -68,13 +68,23 @@ void pair_gemm(const Gemm& g) {
 const Kernels* kernels_avx512_bf16(bool bf16) {
   using namespace avx512_bf16;
   static const Kernels with_bf16 = {
-      "avx512_bf16", 2,        0,    pair_gemm,       panel<Bf16Block>, value_rows<Bf16Block>,
-      softmax,       rms_norm, rope, to_act<Bf16Act>, nothing,          nothing,
-      kGroup};
-  static const Kernels with_f32 = {
-      "avx512_bf16", 4,        0,    gemm<FloatAct<false>>,   panel<F32Block>, value_rows<F32Block>,
-      softmax,       rms_norm, rope, to_act<FloatAct<false>>, nothing,         nothing,
-      kGroup};
+      "avx512_bf16",          2,       0,        pair_gemm, panel<Bf16Block>,
+      value_rows<Bf16Block>,  softmax, rms_norm, rope,      to_act<Bf16Act>,
+      to_act<FloatAct<true>>, nothing, nothing,  kGroup};
+  static const Kernels with_f32 = {"avx512_bf16",
+                                   4,
+                                   0,
+                                   gemm<FloatAct<false>>,
+                                   panel<F32Block>,
+                                   value_rows<F32Block>,
+                                   softmax,
+                                   rms_norm,
+                                   rope,
+                                   to_act<FloatAct<false>>,
+                                   to_act<FloatAct<false>>,
+                                   nothing,
+                                   nothing,
+                                   kGroup};
   return bf16 ? &with_bf16 : &with_f32;
 }
 

@@ -190,12 +190,12 @@ void nothing() {}
 const Kernels* kernels_scalar(bool bf16) {
   static const Kernels with_bf16 = {
       "scalar", 4,        0,    gemm<true>,   panel<Bf16Block>, value_rows<Bf16Block>,
-      softmax,  rms_norm, rope, to_act<true>, nothing,          nothing,
-      2};
+      softmax,  rms_norm, rope, to_act<true>, to_act<true>,     nothing,
+      nothing,  2};
   static const Kernels with_f32 = {
       "scalar", 4,        0,    gemm<false>,   panel<F32Block>, value_rows<F32Block>,
-      softmax,  rms_norm, rope, to_act<false>, nothing,         nothing,
-      2};
+      softmax,  rms_norm, rope, to_act<false>, to_act<false>,   nothing,
+      nothing,  2};
   return bf16 ? &with_bf16 : &with_f32;
 }
 

@@ -1,5 +1,6 @@
 #include "forerun/kv_cache.h"
 
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -14,13 +15,24 @@ std::size_t value_index(bool bf16, int lane, int i) {
   return block + (bf16 ? bf16_block_index(i % kLanes, lane) : f32_block_index(i % kLanes, lane));
 }
 
+// Sixteen elements at once: rounded together, then scattered to their places.
 template <class T, class Convert>
 void write_token(T* keys, T* values, int lane, int d, const float* key, const float* value,
                  Convert convert) {
   constexpr bool bf16 = sizeof(T) == 2;
-  for (int i = 0; i < d; ++i) {
-    keys[bf16 ? bf16_block_index(lane, i) : f32_block_index(lane, i)] = convert(key[i]);
-    values[value_index(bf16, lane, i)] = convert(value[i]);
+  for (int first = 0; first < d; first += kLanes) {
+    T k[kLanes], v[kLanes];
+    for (int i = 0; i < kLanes; ++i) k[i] = convert(key[first + i]);
+    for (int i = 0; i < kLanes; ++i) v[i] = convert(value[first + i]);
+    T* to_keys = keys + static_cast<std::size_t>(first) * kLanes;
+    T* to_values = values + value_index(bf16, lane, first);
+    if constexpr (bf16) {
+      pack_row(k, kLanes, lane, to_keys);
+      for (int i = 0; i < kLanes; ++i) to_values[2 * i] = v[i];
+    } else {
+      for (int i = 0; i < kLanes; ++i) to_keys[f32_block_index(lane, i)] = k[i];
+      std::copy(v, v + kLanes, to_values);
+    }
   }
 }
 
@@ -52,8 +64,8 @@ KvCache::KvCache(const KvGeometry& g) : geometry_(g) {
                 "fewer, so that slots fit 31 bits");
   const std::size_t bytes =
       static_cast<std::size_t>(g.layers) * g.units() * g.kv_heads * g.unit_bytes();
-  keys_ = HugeBuffer(bytes);
-  values_ = HugeBuffer(bytes);
+  to_values_ = static_cast<std::ptrdiff_t>(bytes);
+  buffer_ = HugeBuffer(2 * bytes);
 }
 
 const void* KvCache::element(int layer, int slot, int head, int i, bool value) const {
@@ -61,20 +73,20 @@ const void* KvCache::element(int layer, int slot, int head, int i, bool value) c
   const std::size_t key_index =
       geometry_.bf16 ? bf16_block_index(lane, i) : f32_block_index(lane, i);
   const std::size_t index = value ? value_index(geometry_.bf16, lane, i) : key_index;
-  return at(value ? values_ : keys_, layer, slot / kLanes, head) +
+  return at(layer, slot / kLanes, head) + (value ? to_values_ : 0) +
          index * geometry_.element_bytes();
 }
 
 void KvCache::write(int layer, int slot, int head, const float* key, const float* value) {
   const int unit = slot / kLanes, lane = slot % kLanes, d = geometry_.head_dim;
-  void* keys = at(keys_, layer, unit, head);
-  void* values = at(values_, layer, unit, head);
+  unsigned char* keys = at(layer, unit, head);
+  unsigned char* values = keys + to_values_;
   if (geometry_.bf16) {
-    write_token(static_cast<std::uint16_t*>(keys), static_cast<std::uint16_t*>(values), lane, d,
-                key, value, float_to_bf16);
+    write_token(reinterpret_cast<std::uint16_t*>(keys), reinterpret_cast<std::uint16_t*>(values),
+                lane, d, key, value, [](float x) { return float_to_bf16(x); });
   } else {
-    write_token(static_cast<float*>(keys), static_cast<float*>(values), lane, d, key, value,
-                [](float x) { return x; });
+    write_token(reinterpret_cast<float*>(keys), reinterpret_cast<float*>(values), lane, d, key,
+                value, [](float x) { return x; });
   }
 }
 
@@ -83,10 +95,10 @@ void KvCache::move(int from_slot, int to_slot) {
   const int from_lane = from_slot % kLanes, to_lane = to_slot % kLanes;
   const auto copy = [&](auto type, int layer, int head) {
     using T = decltype(type);
-    copy_key(reinterpret_cast<T*>(at(keys_, layer, from, head)), from_lane,
-             reinterpret_cast<T*>(at(keys_, layer, to, head)), to_lane, d);
-    copy_value(reinterpret_cast<T*>(at(values_, layer, from, head)), from_lane,
-               reinterpret_cast<T*>(at(values_, layer, to, head)), to_lane, d);
+    unsigned char *source = at(layer, from, head), *target = at(layer, to, head);
+    copy_key(reinterpret_cast<T*>(source), from_lane, reinterpret_cast<T*>(target), to_lane, d);
+    copy_value(reinterpret_cast<T*>(source + to_values_), from_lane,
+               reinterpret_cast<T*>(target + to_values_), to_lane, d);
   };
   for (int layer = 0; layer < geometry_.layers; ++layer) {
     for (int head = 0; head < geometry_.kv_heads; ++head) {

@@ -187,18 +187,22 @@ void for_row_tiles(int rows, int max_rows, Function f) {
 }
 
 // Tiles of rows pass over a group of blocks one after the other, and the next group
-// is fetched meanwhile: blocks lie apart, which the processor does not foresee.
+// is fetched meanwhile: blocks lie apart, which the processor does not foresee. The
+// second tile fetches what is read after the panel: a burst of so many at once is
+// dropped, where the products of a tile leave time between them.
 template <class Block>
 void panel(const Panel& p) {
   using T = typename Block::T;
   const auto* blocks = reinterpret_cast<const T* const*>(p.blocks);
   const int group = Simd::blocks_for(std::min(p.rows, Simd::kMaxRows));
+  const auto to_next = p.to_next / static_cast<std::ptrdiff_t>(sizeof(T));
   for (int n = 0; n < p.num_blocks; n += group) {
     const std::ptrdiff_t ahead = n + group < p.num_blocks ? blocks[n + group] - blocks[n] : 0;
     for_row_tiles(p.rows, Simd::kMaxRows, [&](int first, int count) {
-      tile_rows<Block>(count, std::min(group, p.num_blocks - n),
-                       Tile<T>{p.a + first * p.lda, p.lda, blocks + n, p.k,
-                               p.c + first * p.ldc + n * kLanes, p.ldc, ahead});
+      tile_rows<Block>(
+          count, std::min(group, p.num_blocks - n),
+          Tile<T>{p.a + first * p.lda, p.lda, blocks + n, p.k, p.c + first * p.ldc + n * kLanes,
+                  p.ldc, first == Simd::kMaxRows ? to_next : ahead});
     });
   }
 }

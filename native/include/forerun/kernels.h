@@ -60,6 +60,8 @@ struct Panel {
   int k;
   float* c;
   std::size_t ldc;
+  // Bytes from each block to as many that are read when the panel is done; 0: none are known.
+  std::ptrdiff_t to_next;
 };
 
 // o[rows, d] += p[rows, keys] * v for consecutive keys of which the first stands at
@@ -106,6 +108,8 @@ struct Kernels {
   void (*rope)(float* x, const float* cos, const float* sin, int d);
   // Rounds to the precision of activations.
   void (*to_act)(const float* x, int n, void* act);
+  // Rounds to the precision of keys and values, in float32.
+  void (*to_kv)(const float* x, int n, void* out);
   // Once on each thread before and after its work.
   void (*thread_begin)();
   void (*thread_end)();

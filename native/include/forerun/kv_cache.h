@@ -33,8 +33,12 @@ class KvCache {
   // Whether 16 consecutive positions from a multiple of 16 share a unit.
   bool aligned() const { return geometry_.page_size % kLanes == 0; }
 
-  const void* keys(int layer, int unit, int head) const { return at(keys_, layer, unit, head); }
-  const void* values(int layer, int unit, int head) const { return at(values_, layer, unit, head); }
+  const void* keys(int layer, int unit, int head) const { return at(layer, unit, head); }
+  const void* values(int layer, int unit, int head) const {
+    return at(layer, unit, head) + to_values_;
+  }
+  // Bytes from a unit's keys to its values.
+  std::ptrdiff_t to_values() const { return to_values_; }
 
   // The slot of storage index `index` of a sequence with these pages.
   int slot(const std::int32_t* pages, int index) const {
@@ -55,14 +59,15 @@ class KvCache {
   void poison(int slot);
 
  private:
-  unsigned char* at(const HugeBuffer& buffer, int layer, int unit, int head) const {
+  unsigned char* at(int layer, int unit, int head) const {
     const std::size_t index =
         (static_cast<std::size_t>(layer) * geometry_.units() + unit) * geometry_.kv_heads + head;
-    return buffer.as<unsigned char>() + index * geometry_.unit_bytes();
+    return buffer_.as<unsigned char>() + index * geometry_.unit_bytes();
   }
 
   KvGeometry geometry_;
-  HugeBuffer keys_, values_;
+  std::ptrdiff_t to_values_;
+  HugeBuffer buffer_;  // all keys, then all values
 };
 
 }  // namespace forerun
