@@ -66,9 +66,14 @@ class Setting:
             "accepted_per_round": round(accepted / rounds, 3) if rounds else None,
         }
         if plain is not None:
-            pairs = zip(self.waves, plain.waves, strict=True)
+            pairs = list(zip(self.waves, plain.waves, strict=True))
             ratios = [mine.tokens_per_s / theirs.tokens_per_s for mine, theirs in pairs]
             figures["times_plain"] = round(statistics.median(ratios), 3)
+            paces = [(mine.mean_inter_token_s, theirs.mean_inter_token_s) for mine, theirs in pairs]
+            ratios = [theirs / mine for mine, theirs in paces if mine and theirs]
+            figures["decoding_times_plain"] = (
+                round(statistics.median(ratios), 3) if ratios else None
+            )
         return figures
 
 

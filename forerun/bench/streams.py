@@ -6,6 +6,7 @@ What is measured is what a client sees: when it asked, and when tokens arrived. 
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -66,6 +67,13 @@ class Wave:
         stop = min(stream.arrivals[-1][0] for stream in first)
         tokens = _tokens(first, start, stop)
         return tokens / (stop - start) if tokens >= LEAST_TOKENS * len(first) else None
+
+    @property
+    def mean_inter_token_s(self) -> float | None:
+        """Seconds from a token to the next of its stream, the mean over all streams: the time of
+        answers without that of their prompts. None where no token follows another."""
+        seconds = [each for stream in self.streams for each in stream.inter_token_s]
+        return statistics.mean(seconds) if seconds else None
 
 
 async def run_wave(

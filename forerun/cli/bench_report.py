@@ -38,7 +38,7 @@ def print_e2e(report: dict[str, Any]) -> None:
         f"on average, {report['answers']} answers of {report['max_tokens']} tokens a stream, "
         f"{report['rounds']} rounds"
     )
-    table = Table("drafts", "streams", "tokens/s", "times plain", "accepted a round")
+    table = Table("drafts", "streams", "tokens/s", "times plain", "decoding", "accepted a round")
     table.add_column("first token, ms\np50 / p90 / p99")
     table.add_column("next token, ms\np50 / p90 / p99")
     for row in report["settings"]:
@@ -47,6 +47,7 @@ def print_e2e(report: dict[str, Any]) -> None:
             str(row["concurrency"]),
             f"{row['tokens_per_s']:.1f}",
             _number(row.get("times_plain"), ".2f"),
+            _number(row.get("decoding_times_plain"), ".2f"),
             _number(row["accepted_per_round"], ".2f"),
             " / ".join(_number(value, ".0f") for value in row["ttft_ms"].values()),
             " / ".join(_number(value, ".1f") for value in row["inter_token_ms"].values()),

@@ -85,6 +85,16 @@ def test_no_rate_of_decoding_where_no_two_streams_meet() -> None:
     assert wave.decode_tokens_per_s is None
 
 
+def test_pace_of_decoding_leaves_the_prompt_out() -> None:
+    slow = [_stream(0.0, (5.0, 1), (6.0, 1), (9.0, 3))], 1
+    fast = [_stream(0.0, (9.0, 1), (9.5, 1), (11.0, 3))], 1
+    assert Wave(*slow).mean_inter_token_s == 1.0
+    figures = Setting("ngram", 1, [Wave(*fast)]).figures(Setting("none", 1, [Wave(*slow)]))
+    assert figures["decoding_times_plain"] == 2.0 and figures["times_plain"] < 1
+    alone = Setting("none", 1, [Wave([_stream(0.0, (1.0, 1))], 1)])
+    assert alone.figures(alone)["decoding_times_plain"] is None
+
+
 def test_figures_of_a_setting() -> None:
     def setting(draft: str, *seconds: float, **stats: int) -> Setting:
         waves = [Wave([_stream(0.0, (s / 2, 1), (s, 1), **stats)], 1) for s in seconds]
@@ -95,6 +105,7 @@ def test_figures_of_a_setting() -> None:
     figures = drafted.figures(plain)
     assert figures["tokens_per_s"] == 2.0
     assert figures["times_plain"] == 2.0  # the median of 2, 1/2 and 4
+    assert figures["decoding_times_plain"] == 2.0
     assert figures["accepted_per_round"] == 0.75
     assert figures["ttft_ms"] == {"p50": 500.0, "p90": 1700.0, "p99": 1970.0}
     assert plain.figures(plain)["accepted_per_round"] is None
