@@ -160,8 +160,8 @@ void Engine::rotate_and_store(int thread, int layer) {
     kernels_.rope(x, cos_.data() + rotation, sin_.data() + rotation, d);
     if (key) cache_.write(layer, slots_[row], head - m.heads, x, x + m.kv_size());
   };
-  // Each thread takes as many keys as the others, since they are written as well. Head by head:
-  // tokens of a unit share cache lines, and a thread mostly finds outputs of its own.
+  // Keys, which are written as well, are shared out for themselves. Head by head: tokens of a unit
+  // share cache lines, which two threads had better not write at once.
   const auto share = [&](int first_head, int heads) {
     const int items = rows() * heads, end = items * (thread + 1) / pool_.size();
     for (int item = items * thread / pool_.size(); item < end; ++item)
