@@ -262,3 +262,32 @@ inline void nothing() {}
 }  // namespace forerun
 
 #include "values-inl.h"
+
+namespace forerun {
+namespace FORERUN_LEVEL {
+
+// The kernels of a level that has no products of its own, with KV and activations in
+// float32 or of bfloat16 precision. Constant: a processor without the level must be
+// able to ask for the table.
+template <bool Bf16>
+constexpr Kernels float_kernels(const char* name) {
+  using Block = std::conditional_t<Bf16, Bf16Block, F32Block>;
+  Kernels k{};
+  k.name = name;
+  k.act_bytes = sizeof(float);
+  k.gemm = gemm<FloatAct<Bf16>>;
+  k.panel = panel<Block>;
+  k.value_rows = value_rows<Block>;
+  k.softmax = softmax;
+  k.rms_norm = rms_norm;
+  k.rope = rope;
+  k.to_act = to_act<FloatAct<Bf16>>;
+  k.to_kv = to_act<FloatAct<Bf16>>;
+  k.thread_begin = nothing;
+  k.thread_end = nothing;
+  k.group = kGroup;
+  return k;
+}
+
+}  // namespace FORERUN_LEVEL
+}  // namespace forerun

@@ -44,39 +44,26 @@ void tile_gemm(const Gemm& g) {
   }
 }
 
+constexpr Kernels tile_kernels() {
+  Kernels k = float_kernels<true>("amx");
+  k.act_bytes = sizeof(std::uint16_t);
+  k.spare_rows = kPassRows;
+  k.gemm = tile_gemm;
+  k.panel = tile_panel;
+  k.value_rows = tile_value_rows;
+  k.to_act = to_act<Bf16Act>;
+  k.thread_begin = thread_begin;
+  k.thread_end = thread_end;
+  k.value_step = kTileSteps;
+  return k;
+}
+
 }  // namespace amx
 
 const Kernels* kernels_amx(bool bf16) {
   using namespace amx;
-  static const Kernels with_bf16 = {"amx",
-                                    2,
-                                    kPassRows,
-                                    tile_gemm,
-                                    tile_panel,
-                                    tile_value_rows,
-                                    softmax,
-                                    rms_norm,
-                                    rope,
-                                    to_act<Bf16Act>,
-                                    to_act<FloatAct<true>>,
-                                    thread_begin,
-                                    thread_end,
-                                    kGroup,
-                                    kTileSteps};
-  static const Kernels with_f32 = {"amx",
-                                   4,
-                                   0,
-                                   gemm<FloatAct<false>>,
-                                   panel<F32Block>,
-                                   value_rows<F32Block>,
-                                   softmax,
-                                   rms_norm,
-                                   rope,
-                                   to_act<FloatAct<false>>,
-                                   to_act<FloatAct<false>>,
-                                   nothing,
-                                   nothing,
-                                   kGroup};
+  static constexpr Kernels with_bf16 = tile_kernels();
+  static constexpr Kernels with_f32 = float_kernels<false>("amx");
   return bf16 ? &with_bf16 : &with_f32;
 }
 

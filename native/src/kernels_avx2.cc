@@ -79,34 +79,8 @@ namespace forerun {
 
 const Kernels* kernels_avx2(bool bf16) {
   using namespace avx2;
-  static const Kernels with_bf16 = {"avx2",
-                                    4,
-                                    0,
-                                    gemm<FloatAct<true>>,
-                                    panel<Bf16Block>,
-                                    value_rows<Bf16Block>,
-                                    softmax,
-                                    rms_norm,
-                                    rope,
-                                    to_act<FloatAct<true>>,
-                                    to_act<FloatAct<true>>,
-                                    nothing,
-                                    nothing,
-                                    kGroup};
-  static const Kernels with_f32 = {"avx2",
-                                   4,
-                                   0,
-                                   gemm<FloatAct<false>>,
-                                   panel<F32Block>,
-                                   value_rows<F32Block>,
-                                   softmax,
-                                   rms_norm,
-                                   rope,
-                                   to_act<FloatAct<false>>,
-                                   to_act<FloatAct<false>>,
-                                   nothing,
-                                   nothing,
-                                   kGroup};
+  static constexpr Kernels with_bf16 = float_kernels<true>("avx2");
+  static constexpr Kernels with_f32 = float_kernels<false>("avx2");
   return bf16 ? &with_bf16 : &with_f32;
 }
 

@@ -63,28 +63,20 @@ void pair_gemm(const Gemm& g) {
   });
 }
 
+constexpr Kernels pair_kernels() {
+  Kernels k = float_kernels<true>("avx512_bf16");
+  k.act_bytes = sizeof(std::uint16_t);
+  k.gemm = pair_gemm;
+  k.to_act = to_act<Bf16Act>;
+  return k;
+}
+
 }  // namespace avx512_bf16
 
 const Kernels* kernels_avx512_bf16(bool bf16) {
   using namespace avx512_bf16;
-  static const Kernels with_bf16 = {
-      "avx512_bf16",          2,       0,        pair_gemm, panel<Bf16Block>,
-      value_rows<Bf16Block>,  softmax, rms_norm, rope,      to_act<Bf16Act>,
-      to_act<FloatAct<true>>, nothing, nothing,  kGroup};
-  static const Kernels with_f32 = {"avx512_bf16",
-                                   4,
-                                   0,
-                                   gemm<FloatAct<false>>,
-                                   panel<F32Block>,
-                                   value_rows<F32Block>,
-                                   softmax,
-                                   rms_norm,
-                                   rope,
-                                   to_act<FloatAct<false>>,
-                                   to_act<FloatAct<false>>,
-                                   nothing,
-                                   nothing,
-                                   kGroup};
+  static constexpr Kernels with_bf16 = pair_kernels();
+  static constexpr Kernels with_f32 = float_kernels<false>("avx512_bf16");
   return bf16 ? &with_bf16 : &with_f32;
 }
 
